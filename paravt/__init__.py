@@ -1,0 +1,1 @@
+"""Agentic long-video understanding: parallel crops, one set of weights."""

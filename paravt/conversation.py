@@ -1,0 +1,77 @@
+"""A trace while it grows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from paravt.chat import TokenChat, text_message
+from paravt.engines.base import Completion, Engine, Prompt, Sampling, stable_seed
+from paravt.types import Message, Segment, Trace, TraceRole
+
+_END = "<|im_end|>"
+
+
+class Conversation:
+    """Adds segments to a trace. What the engine is sent is always the concatenation of what was added so far."""
+
+    def __init__(self, engine: Engine, name: str, role: TraceRole, temperature: float, seed: int) -> None:
+        self.trace = Trace(name, role)
+        self._engine = engine
+        self._temperature = temperature
+        self._seed = seed
+        self._messages: list[Message] = []
+        self._tools: tuple[Mapping[str, Any], ...] = ()
+        self._prefix = ""
+        self._turns = 0
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(segment.ids) for segment in self.trace.segments)
+
+    def open(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), prefix: str = "") -> None:
+        self._tools = tuple(tools)
+        self._add(self._engine.chat.open(messages, tools, prefix), messages, prefix)
+
+    def preview_reply(self, messages: Sequence[Message], prefix: str = "") -> Segment:
+        """The segment that `reply` would add; for checking its length first."""
+        return self._engine.chat.reply(messages, self.trace.stop_reason or "stop", prefix)
+
+    def reply(self, messages: Sequence[Message], prefix: str = "") -> None:
+        self._add(self.preview_reply(messages, prefix), messages, prefix)
+
+    async def turn(self, max_tokens: int) -> str:
+        """Sample an assistant turn; returns its text, the forced prefix included and the end token left out."""
+        prompt = Prompt(self.trace.ids, self.trace.images, tuple(self._messages), self._tools, self.trace.name)
+        seed = stable_seed(self._seed, self.trace.name, self._turns)
+        started = time.monotonic()
+        (completion,) = await self._engine.generate(prompt, Sampling(max_tokens, self._temperature, seed))
+        text = self._prefix + completion.text.removesuffix(_END)
+        self.trace = replace(
+            self.trace.append(self._sampled(completion)),
+            stop_reason=completion.stop_reason,
+            seconds=self.trace.seconds + time.monotonic() - started,
+        )
+        self._messages.append(text_message("assistant", text))
+        self._turns += 1
+        return text
+
+    def _sampled(self, completion: Completion) -> Segment:
+        chat = self._engine.chat
+        if isinstance(chat, TokenChat):
+            chat.check_sampled(completion.ids)
+        return Segment(
+            ids=completion.ids,
+            sampled=True,
+            text=completion.text,
+            logprobs=completion.logprobs,
+            policy_version=completion.policy_version,
+            usage=completion.usage,
+        )
+
+    def _add(self, segment: Segment, messages: Sequence[Message], prefix: str) -> None:
+        self.trace = self.trace.append(segment)
+        self._messages.extend(messages)
+        self._prefix = prefix

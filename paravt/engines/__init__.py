@@ -1,0 +1,1 @@
+"""Engines: whatever runs the model behind one protocol (`base.Engine`)."""

@@ -1,0 +1,362 @@
+"""The local engine: transformers in this process, with continuous batching and reuse of shared prefixes.
+
+One worker thread owns the model. Each of the n samples of a request is a sequence with a slot in the KV pool. An
+iteration of the worker admits what waits (prefill: all of a prompt but its last token), then does one decoding step
+for all running sequences: it feeds the last token that each has and samples the next one. So a sequence whose prompt
+is known up to its last token needs no prefill at all, and n samples of a prompt differ from the first step on.
+
+Reuse is one rule: a sequence starts from a copy of the longest prefix that a running or a stored sequence shares
+with it. That covers groups, repeated prompts and the turns of a trace.
+
+Left out: paged memory (a slot is as wide as the widest sequence), chunked prefill (a prompt is fed in one pass), and
+a cache of image features apart from the keys and values.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paravt.chat import TokenChat
+from paravt.engines.base import Completion, Prompt, Sampling
+from paravt.engines.kv import (
+    Block,
+    KVPool,
+    PrefixStore,
+    Request,
+    Sequence,
+    StoredPrefix,
+    Update,
+    common_prefix,
+    fail,
+    resolve,
+)
+from paravt.errors import EngineError
+from paravt.models import QwenVL, load_model
+from paravt.types import Frame
+
+
+@dataclass
+class EngineStats:
+    """Counts since the engine was made. `fed_tokens` went through the model (padding not counted)."""
+
+    fed_tokens: int = 0
+    encoded_images: int = 0
+    passes: int = 0
+
+
+_Source: TypeAlias = Sequence | StoredPrefix | None
+_Admission: TypeAlias = tuple[Sequence, _Source, int]
+
+
+class LocalEngine:
+    """An `Engine` over a model in this process; close it, or use it as an async context manager.
+
+    `max_batch` sequences run at a time, `prefill_tokens` (padding included) are prefilled between two decoding
+    steps, and finished sequences are kept for reuse in up to `prefix_cache_bytes`. The module may be shared with a
+    learner that works while no request runs; the engine puts it into eval mode whenever it generates.
+    """
+
+    def __init__(
+        self,
+        model: QwenVL,
+        *,
+        max_batch: int = 32,
+        prefill_tokens: int = 8192,
+        prefix_cache_bytes: int = 1 << 30,
+        policy_version: int = 0,
+    ) -> None:
+        self.model = model
+        self.stats = EngineStats()
+        self.policy_version = policy_version
+        self._max_batch, self._prefill_tokens = max_batch, prefill_tokens
+        text = model.module.config.text_config
+        self._pool = KVPool(
+            text.num_hidden_layers, text.num_key_value_heads, text.head_dim, model.module.dtype, model.device
+        )
+        self._store = PrefixStore(prefix_cache_bytes)
+        self._banned = torch.tensor(model.banned_ids, device=model.device)
+        self._inbox: queue.SimpleQueue[Request | Update | None] = queue.SimpleQueue()
+        self._waiting: list[Sequence | Update] = []
+        self._active: list[Sequence] = []  # in the order of their slots
+        self._closed = False
+        self._lock = threading.Lock()  # between a last request and the end of the worker
+        self._thread = threading.Thread(target=self._work, name="paravt-local-engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def load(cls, path: str | Path, dtype: str = "auto", device: str = "cpu", **options: int) -> LocalEngine:
+        """Raises ModelError if the checkpoint cannot be loaded."""
+        return cls(load_model(path, dtype, device), **options)
+
+    # ------------------------------------------------------------------ the protocol; on the callers' event loops
+
+    @property
+    def chat(self) -> TokenChat:
+        return self.model.chat
+
+    async def generate(self, prompt: Prompt, sampling: Sampling, n: int = 1) -> list[Completion]:
+        if n < 1:
+            raise ValueError(f"n must be at least 1, got {n}")
+        request = Request(prompt, sampling, n)
+        self._submit(request)
+        return await asyncio.wrap_future(request.future)
+
+    async def load_policy(self, version: int, weights: Mapping[str, Any]) -> None:
+        """Replace the weights once the requests made before have ended; requests made later wait for that.
+
+        Raises EngineError, and changes nothing, if names or shapes differ from the model's.
+        """
+        update = Update(version, weights)
+        self._submit(update)
+        await asyncio.wrap_future(update.future)
+
+    async def close(self) -> None:
+        """Requests that still run fail with EngineError."""
+        with self._lock:
+            self._closed = True
+            self._inbox.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    async def __aenter__(self) -> LocalEngine:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _submit(self, job: Request | Update) -> None:
+        with self._lock:
+            if self._closed:
+                raise EngineError("the local engine is closed")
+            self._inbox.put(job)
+
+    # ------------------------------------------------------------------ scheduling; from here on, the worker thread
+
+    def _work(self) -> None:
+        reason = "the worker of the local engine died; its traceback is on stderr"
+        try:
+            while self._receive():
+                self._drop_dead()
+                self._admit()
+                self._decode()
+            reason = "the local engine was closed"
+        finally:  # nobody is left waiting, whatever happened
+            with self._lock:
+                self._closed = True
+                while not self._inbox.empty():
+                    if (job := self._inbox.get()) is not None:
+                        fail(job.future, reason)
+            for item in [*self._active, *self._waiting]:
+                fail(item.future, reason)
+            self._pool.clear()
+            self._store.clear()
+
+    def _receive(self) -> bool:
+        """Take in what has arrived, and wait for it if there is nothing to do. False if the engine is to close."""
+        idle = not self._active and not self._waiting
+        if idle:
+            self._pool.clear()  # a learner may want the memory
+        while True:
+            try:
+                job = self._inbox.get(block=idle)
+            except queue.Empty:
+                return True
+            idle = False
+            if job is None:
+                return False
+            if isinstance(job, Update):
+                self._waiting.append(job)
+                continue
+            try:
+                self._waiting.extend(job.sequences(self.model))
+            except (ValueError, EngineError) as error:
+                fail(job.future, one_line(error))
+
+    def _drop_dead(self) -> None:
+        """Forget what was cancelled or has failed."""
+        self._waiting = [item for item in self._waiting if not item.future.done()]
+        for slot in reversed(range(len(self._active))):
+            if self._active[slot].future.done():
+                self._release(slot)
+
+    def _release(self, slot: int) -> None:
+        """Free a slot; the last sequence moves into it."""
+        last = self._active.pop()
+        if slot < len(self._active):
+            self._pool.write(slot, self._pool.read(len(self._active), last.length), last.length)
+            self._active[slot] = last
+
+    def _admit(self) -> None:
+        while self._waiting and isinstance(self._waiting[0], Update) and not self._active:
+            self._apply(self._waiting.pop(0))  # type: ignore[arg-type]
+        budget = self._prefill_tokens
+        while budget > 0 and (batch := self._next_batch(budget)):
+            first = len(self._active)
+            chosen = {id(sequence) for sequence, _, _ in batch}
+            self._waiting = [item for item in self._waiting if id(item) not in chosen]
+            if self._guard([sequence for sequence, _, _ in batch], lambda: self._prefill(batch, first)):  # noqa: B023
+                self._active.extend(sequence for sequence, _, _ in batch)
+            budget -= len(batch) * max(sequence.prompt_length - 1 - reused for sequence, _, reused in batch)
+
+    def _next_batch(self, budget: int) -> list[_Admission]:
+        """What to prefill together: sequences, each with the one whose prefix it reuses and that prefix's length.
+
+        In order of arrival, but passing over those that would cost too much padding, and those that would share more
+        with a member of the batch than with anything before it: they come after it, and find its keys and values.
+        """
+        batch: list[_Admission] = []
+        widest = useful = 0
+        for item in self._waiting:
+            if isinstance(item, Update) or len(self._active) + len(batch) == self._max_batch:
+                break
+            source, reused = self._longest_prefix(item)
+            feed = item.prompt_length - 1 - reused
+            padded = max(widest, feed) * (len(batch) + 1)
+            alone = not batch and budget == self._prefill_tokens  # a prompt beyond the budget gets a pass of its own
+            if (padded > budget and not alone) or 3 * padded > 4 * (useful + feed):
+                continue
+            gain = max((common_prefix(item.prompt_key, other.prompt_key) - reused for other, _, _ in batch), default=0)
+            if gain > 0 and 4 * gain >= feed:
+                continue
+            batch.append((item, source, reused))
+            widest, useful = max(widest, feed), useful + feed
+        return batch
+
+    def _longest_prefix(self, sequence: Sequence) -> tuple[_Source, int]:
+        # A match cannot end inside an image: a key holds whole images, and equal values in it mean equal images.
+        source: _Source
+        source, length = self._store.longest(sequence.prompt_key)
+        for other in self._active:
+            if (shared := common_prefix(other.key[: other.length], sequence.prompt_key)) > length:
+                source, length = other, shared
+        return source, length
+
+    def _guard(self, rows: Seq[Sequence], action: Callable[[], None]) -> bool:
+        """Run a step of the model. What torch raises (out of memory, bad shapes) fails the requests of these rows."""
+        try:
+            action()
+        except (RuntimeError, ValueError) as error:
+            for row in rows:
+                fail(row.future, f"the model failed: {one_line(error)}")
+            return False
+        return True
+
+    def _apply(self, update: Update) -> None:
+        module = self.model.module
+        current = module.state_dict()
+        tied = set(module.all_tied_weights_keys)
+        missing = sorted(current.keys() - update.weights.keys() - tied)
+        unknown = sorted(update.weights.keys() - current.keys())
+        shapes = sorted(n for n, w in update.weights.items() if n in current and w.shape != current[n].shape)
+        for what, names in (("lack", missing), ("have no place for", unknown), ("differ in shape at", shapes)):
+            if names:
+                reason = f"weights of policy {update.version} {what} {names[0]} ({len(names)} in all)"
+                return fail(update.future, reason)
+        module.load_state_dict(dict(update.weights), strict=False)  # checked above; only tied names may be absent
+        self._store.clear()
+        self.policy_version = update.version
+        resolve(update.future, None)
+
+    # ------------------------------------------------------------------ the model
+
+    @torch.inference_mode()
+    def _prefill(self, batch: list[_Admission], first: int) -> None:
+        """Fill slots from `first` on with all of the prompts but their last tokens."""
+        rows = [sequence for sequence, _, _ in batch]
+        self._pool.reserve(first + len(rows), max(row.prompt_length for row in rows))
+        for slot, (row, source, reused) in enumerate(batch, first):
+            if isinstance(source, StoredPrefix):
+                self._store.touch(source)
+                self._pool.write(slot, source.kv, reused)
+            elif source is not None:
+                self._pool.write(slot, self._pool.read(self._active.index(source), reused), reused)
+            row.length = row.reused = reused
+        feeds = [row.prompt_length - 1 - row.length for row in rows]
+        if any(feeds):
+            self._forward(rows, first, feeds)
+
+    def _forward(self, rows: Seq[Sequence], first: int, feeds: Seq[int]) -> Tensor:
+        """Feed each row its next `feeds[r]` tokens; the rows sit in the slots from `first` on. Returns the last
+        layer's states (B, max(feeds), hidden), of which those beyond a row's feed mean nothing."""
+        module, device = self.model.module, self.model.device
+        if module.training:
+            module.eval()
+        longest = max(feeds)
+        ids = np.full((len(rows), longest), self.chat.end_id)
+        positions = np.zeros((3, len(rows), longest), np.int64)
+        frames: list[Frame] = []
+        for r, (row, feed) in enumerate(zip(rows, feeds, strict=True)):
+            key = row.key[row.length : row.length + feed]
+            ids[r, :feed] = np.where(key < 0, self.chat.image_id, key)
+            positions[:, r, :feed] = row.positions[:, row.length : row.length + feed]
+            frames += row.frames_from(row.length)
+        starts = [row.length for row in rows]
+        width = max(start + feed for start, feed in zip(starts, feeds, strict=True))
+        self._pool.reserve(first + len(rows), max(starts) + longest)
+        columns = (torch.tensor(starts)[:, None] + torch.arange(longest)).to(device)
+        # Where plain causal attention is right, no mask lets torch use its fast kernels.
+        plain = len(set(starts)) == 1 and (longest == 1 or starts[0] == 0)
+        mask = None if plain else (torch.arange(width, device=device) <= columns[..., None])[:, None]
+        output = module.model(
+            input_ids=torch.from_numpy(ids).to(device),
+            position_ids=torch.from_numpy(positions).to(device),
+            attention_mask=mask,
+            cache=Block(self._pool, first, columns, width),
+            mm_encoder_outputs={"image": self.model.encode_images(frames)} if frames else None,
+        )
+        for row, feed in zip(rows, feeds, strict=True):
+            row.length += feed
+        self.stats.passes += 1
+        self.stats.fed_tokens += sum(feeds)
+        self.stats.encoded_images += len({frame.key for frame in frames})
+        return output.last_hidden_state  # type: ignore[no-any-return]
+
+    @torch.inference_mode()
+    def _decode(self) -> None:
+        """One more token for every running sequence."""
+        if self._active and self._guard(self._active, self._step):
+            for slot in reversed(range(len(self._active))):
+                sequence = self._active[slot]
+                if sequence.stop_reason(self.chat.stop_ids) is not None:
+                    self._guard([sequence], lambda: self._keep(slot))  # noqa: B023
+                    sequence.finish(self.chat, self.policy_version)
+                    self._release(slot)
+
+    def _step(self) -> None:
+        hidden = self._forward(self._active, 0, [1] * len(self._active))
+        logits = self.model.module.lm_head(hidden[:, 0]).float()
+        logits[:, self._banned] = -math.inf
+        temperatures = [row.sampling.temperature for row in self._active]
+        divisors = torch.tensor([t or 1.0 for t in temperatures], device=logits.device)
+        logprobs = torch.log_softmax(logits / divisors[:, None], -1)
+        # argmax(p / q) with q ~ Exp(1) is a draw from p. Each row draws its q from its own generator, so that what
+        # it samples does not depend on the rest of the batch. Greedy rows have q = 1.
+        race = torch.ones_like(logprobs)
+        for r, row in enumerate(self._active):
+            if temperatures[r] > 0:
+                race[r].exponential_(generator=row.generator)
+        ids = (logprobs - race.log()).argmax(-1)
+        chosen = logprobs.gather(-1, ids[:, None])[:, 0]
+        for row, token, logprob in zip(self._active, ids.tolist(), chosen.tolist(), strict=True):
+            if math.isnan(logprob):
+                fail(row.future, "the model's logits are not numbers")
+            row.append(token, logprob)
+
+    def _keep(self, slot: int) -> None:
+        sequence = self._active[slot]
+        self._store.add(sequence.key[: sequence.length], self._pool.read(slot, sequence.length))
+
+
+def one_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,41 @@
+"""Episodes as JSON. Frames are written as references (time, key), never as pixels."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paravt.types import BadToolCall, Episode, Frame, ToolCall
+
+FORMAT = 1
+
+
+def episode_to_dict(episode: Episode) -> dict[str, Any]:
+    """Everything of an episode as JSON values; `format` counts up when the layout changes."""
+    return {"format": FORMAT, **_plain(episode)}
+
+
+def save_episode(episode: Episode, path: str | Path) -> None:
+    """Write one episode as a JSON file; the file is there whole or not at all."""
+    path = Path(path)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(episode_to_dict(episode), ensure_ascii=True, indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Frame):
+        return {"time": value.time, "key": value.key}
+    if isinstance(value, (ToolCall, BadToolCall)):
+        kind = "call" if isinstance(value, ToolCall) else "bad"
+        return {"kind": kind, **{f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,63 @@
+"""The demo: one long video, one question, parallel and sequential crops side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from paravt.agent import EpisodeConfig
+from paravt.ask import ask, open_engine
+from paravt.errors import EngineError
+from paravt.lab.world import CELL, Question, question, write_video
+from paravt.terminal import LiveEpisode, clock, crop_table, printable
+from paravt.types import Dispatch, Episode
+
+
+def longest_question(video: str, path: str) -> Question:
+    """A question about a stretch of five cells: as many crops as the task ever needs."""
+    return max((question(video, number, path) for number in range(40)), key=lambda q: q.end - q.start)
+
+
+def run_demo(directory: Path, seed: int, console: Console) -> None:
+    """Write the video, ask the shipped checkpoint in both modes, print the comparison.
+
+    Raises EngineError if an episode failed.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    name, path = f"demo-{seed}", directory / f"demo-{seed}.mp4"
+    if not path.exists():
+        console.print(f"Writing {path} ...")
+        partial = path.with_suffix(".partial.mp4")
+        write_video(name, partial)
+        partial.replace(path)
+    asked = longest_question(name, str(path))
+    console.print(f"{path}, {clock(asked.sample.metadata.get('duration', 1280))} long")
+    console.print(f"Question: {asked.sample.question}  (right answer: {asked.sample.answer})\n")
+    engine = open_engine()
+    episodes: dict[Dispatch, Episode] = {}
+    modes: tuple[Dispatch, ...] = ("parallel", "sequential")
+    ask(path, asked.sample.question, engine=engine, config=EpisodeConfig(max_turns=1, force_answer=False))  # warm up
+    for mode in modes:
+        with LiveEpisode(Console(stderr=True)) as live:
+            config = EpisodeConfig(dispatch=mode, seed=seed)
+            episode = ask(path, asked.sample.question, engine=engine, config=config, on_event=live.on_event)
+        if episode.errors:
+            raise EngineError(episode.errors[0].message)
+        episodes[mode] = episode
+    console.print(crop_table(episodes["parallel"].crops))
+    console.print()
+    table = Table("", *modes)
+    table.add_row("answer", *(Text(printable(episodes[mode].answer or "(none)")) for mode in modes))
+    for label, value in (
+        ("wall time (s)", lambda e: f"{e.timings['total']:.2f}"),
+        ("turns", lambda e: str(len(e.turns))),
+        ("crops", lambda e: str(e.tool_calls)),
+        ("prompt tokens", lambda e: str(sum(trace.prompt_tokens for trace in e.traces))),
+        ("sampled tokens", lambda e: str(sum(trace.sampled_tokens for trace in e.traces))),
+    ):
+        table.add_row(label, *(value(episodes[mode]) for mode in modes))
+    console.print(table)
+    console.print(f"Each crop is {CELL} seconds long and is watched by a sub-agent with the same weights.")

@@ -1,0 +1,43 @@
+"""What supervised training in the lab starts from and learns from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from rich.console import Console
+
+from paravt.config import PretrainedModel, SFTRecipe
+from paravt.engines.base import stable_seed
+from paravt.lab.teacher import Mixture, phrases, traces
+from paravt.lab.tiny import TinyShape, build_model, build_processor, train_tokenizer
+from paravt.models import QwenVL, load_model
+from paravt.sft import run_sft
+from paravt.types import Trace
+
+
+def new_model(shape: TinyShape = TinyShape(), seed: int = 0) -> QwenVL:
+    """A tiny model with freshly initialised weights; its tokenizer fits the lab's world, whatever the seed."""
+    plain = train_tokenizer(["a"])
+    draft = QwenVL(build_model(plain, shape), build_processor(plain, shape)).chat
+    mixture = Mixture({"parallel": 1, "sequential": 1, "none": 1, "crop": 1}, budgets=(4,))
+    corpus = [trace.text for trace in islice(traces(draft, mixture, seed=0), 400)]
+    tokenizer = train_tokenizer(corpus, phrases(draft))
+    return QwenVL(build_model(tokenizer, shape, seed), build_processor(tokenizer, shape))
+
+
+def train(recipe: SFTRecipe, out: Path, console: Console) -> None:
+    """Run a recipe; see `run_sft`."""
+
+    def start() -> QwenVL:
+        if isinstance(recipe.model, PretrainedModel):
+            return load_model(recipe.model.path, recipe.model.dtype, recipe.model.device)
+        return new_model(TinyShape(**recipe.model.model_dump(exclude={"kind"})), recipe.seed)
+
+    def stage_traces(model: QwenVL, number: int) -> Iterator[Trace]:
+        data = recipe.stages[number].data
+        mixture = Mixture(data.kinds, data.budgets, data.crop_frames)
+        return traces(model.chat, mixture, stable_seed(recipe.seed, number))
+
+    run_sft(recipe, out, console, start, stage_traces)

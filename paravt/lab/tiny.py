@@ -1,0 +1,155 @@
+"""A factory for tiny real Qwen3-VL models: the real classes, a small tokenizer, a chat template.
+
+What `QwenVL.save` writes of them loads with `AutoProcessor` and `AutoModelForImageTextToText`, and is served by vLLM.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    Qwen2TokenizerFast,
+    Qwen2VLImageProcessor,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLProcessor,
+    Qwen3VLVideoProcessor,
+)
+
+from paravt.chat import APPEND_ONLY_TEMPLATE
+
+CONTROL_TOKENS = (
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",
+    "<|video_pad|>",
+)  # fmt: skip
+TAG_TOKENS = (
+    "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tool_code>",
+    "</tool_code>", "<answer>", "</answer>",
+)  # fmt: skip
+PATCH, MERGE = 16, 2
+_TAGS = re.compile("|".join(re.escape(token) for token in (*CONTROL_TOKENS, *TAG_TOKENS)))
+
+
+@dataclass(frozen=True)
+class TinyShape:
+    hidden: int = 128
+    layers: int = 3
+    heads: int = 4
+    kv_heads: int = 2
+    feed_forward: int = 256
+    vision_hidden: int = 64
+    vision_depth: int = 2
+    frame_side: int = 32
+    """Largest side of a square frame, in px. 32 px are one visual token."""
+    init_std: float = 0.06
+
+
+def train_tokenizer(corpus: Iterable[str], phrases: Sequence[str] = ()) -> Qwen2TokenizerFast:
+    """A byte-level tokenizer in which every word and number of the corpus and every phrase is one token.
+
+    Any other text falls back to shorter pieces, at worst to bytes: every string can be encoded and decodes to itself.
+    Control tokens and tags are taken out of phrases and corpus first, as the finished tokenizer will do.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\d+(?:\.\d+)?| ?\p{L}+|\s+|[^\s\p{L}\d]"), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=1_000_000,  # every word that occurs is merged to the end
+        min_frequency=1,
+        special_tokens=list(CONTROL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    units = list(dict.fromkeys(piece for phrase in phrases for piece in _TAGS.split(phrase) if len(piece) > 1))
+    known = re.compile("|".join(re.escape(unit) for unit in sorted(units, key=len, reverse=True)) or r"(?!)")
+    tokenizer.train_from_iterator(
+        (piece for text in corpus for part in _TAGS.split(text) for piece in known.split(part)), trainer
+    )
+    tokenizer.add_tokens([AddedToken(unit, normalized=False) for unit in (*TAG_TOKENS, *units)])
+    return Qwen2TokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        unk_token=None,
+        additional_special_tokens=[t for t in CONTROL_TOKENS if t not in ("<|im_end|>", "<|endoftext|>")],
+    )
+
+
+def build_processor(tokenizer: Qwen2TokenizerFast, shape: TinyShape = TinyShape()) -> Qwen3VLProcessor:
+    side = PATCH * MERGE
+    sizes = {"shortest_edge": side * side, "longest_edge": shape.frame_side**2}
+    common: dict[str, Any] = dict(
+        patch_size=PATCH, merge_size=MERGE, temporal_patch_size=2, size=sizes, image_mean=[0.5] * 3, image_std=[0.5] * 3
+    )
+    return Qwen3VLProcessor(
+        image_processor=Qwen2VLImageProcessor(**common),
+        tokenizer=tokenizer,
+        video_processor=Qwen3VLVideoProcessor(**common),
+        chat_template=APPEND_ONLY_TEMPLATE,
+    )
+
+
+def build_model(
+    tokenizer: Qwen2TokenizerFast, shape: TinyShape = TinyShape(), seed: int = 0
+) -> Qwen3VLForConditionalGeneration:
+    """A freshly initialised model in float32. Global random state is left as it was."""
+    token = tokenizer.convert_tokens_to_ids
+    rotary = shape.hidden // shape.heads // 2
+    third = rotary // 3
+    config = Qwen3VLConfig(
+        text_config=dict(
+            vocab_size=-(-len(tokenizer) // 8) * 8,
+            hidden_size=shape.hidden,
+            intermediate_size=shape.feed_forward,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads,
+            head_dim=shape.hidden // shape.heads,
+            max_position_embeddings=32_768,
+            rope_parameters={
+                "rope_type": "default",
+                "mrope_section": [rotary - 2 * third, third, third],
+                "mrope_interleaved": True,
+                "rope_theta": 1e4,
+            },
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=token("<|im_end|>"),
+            pad_token_id=token("<|endoftext|>"),
+            initializer_range=shape.init_std,
+        ),
+        vision_config=dict(
+            depth=shape.vision_depth,
+            hidden_size=shape.vision_hidden,
+            intermediate_size=2 * shape.vision_hidden,
+            num_heads=4,
+            out_hidden_size=shape.hidden,
+            patch_size=PATCH,
+            spatial_merge_size=MERGE,
+            temporal_patch_size=2,
+            num_position_embeddings=16,
+            deepstack_visual_indexes=list(range(shape.vision_depth)),
+            initializer_range=shape.init_std,
+        ),
+        image_token_id=token("<|image_pad|>"),
+        video_token_id=token("<|video_pad|>"),
+        vision_start_token_id=token("<|vision_start|>"),
+        vision_end_token_id=token("<|vision_end|>"),
+        tie_word_embeddings=True,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3VLForConditionalGeneration(config)
+    model.generation_config.eos_token_id = [token("<|im_end|>"), token("<|endoftext|>")]
+    model.generation_config.pad_token_id = token("<|endoftext|>")
+    return model.eval()

@@ -1,0 +1,128 @@
+"""Qwen3-VL (and its relatives) as the engines and the learner use it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionAttention, apply_rotary_pos_emb_vision
+
+from paravt.chat import TokenChat
+from paravt.errors import ModelError
+from paravt.types import Frame
+
+_FAMILIES = ("qwen3_vl",)
+
+
+class QwenVL:
+    """A loaded model with its processor. `module` is the Hugging Face model, `chat` the rendering."""
+
+    def __init__(self, module: Any, processor: Any) -> None:
+        self.module = module
+        self.processor = processor
+        self.chat = TokenChat(processor)
+        self.merge: int = processor.image_processor.merge_size
+        for block in module.model.visual.blocks:
+            if type(block.attn) is Qwen3VLVisionAttention:
+                block.attn.__class__ = BatchedVisionAttention
+
+    def save(self, directory: str | Path) -> None:
+        """In the Hugging Face layout (safetensors, processor, chat template)."""
+        self.module.save_pretrained(directory)
+        self.processor.save_pretrained(directory)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.module.device)
+
+    @property
+    def banned_ids(self) -> list[int]:
+        """Ids that must never be sampled: vision tokens, and rows of the head beyond the vocabulary."""
+        rows = self.module.config.text_config.vocab_size
+        return [*sorted(self.chat.vision_ids), *range(len(self.chat.tokenizer), rows)]
+
+    def pixel_inputs(self, frames: Sequence[Frame]) -> tuple[Tensor, Tensor]:
+        """`(pixel_values, image_grid_thw)` of the frames in order, as the image processor makes them."""
+        images = [np.ascontiguousarray(frame.pixels.transpose(2, 0, 1)) for frame in frames]
+        out = self.processor.image_processor(images=images, return_tensors="pt", input_data_format="channels_first")
+        grid = out["image_grid_thw"]
+        expected = [self.chat.image_tokens(frame) for frame in frames]
+        if (grid.prod(-1) // self.merge**2).tolist() != expected:
+            raise ValueError("the image processor resized a frame")
+        return out["pixel_values"].to(self.device), grid.to(self.device)
+
+    def encode_images(self, frames: Sequence[Frame]) -> Any:
+        """Vision features of the frames; equal frames (by key) go through the tower once.
+
+        What `module.model(mm_encoder_outputs={"image": ...})` takes: `pooler_output` and `deepstack_features`, one
+        tensor per frame.
+        """
+        unique = {frame.key: frame for frame in frames}
+        index = {key: i for i, key in enumerate(unique)}
+        order = [index[frame.key] for frame in frames]
+        pixels, grid = self.pixel_inputs(list(unique.values()))
+        features = self.module.model.get_image_features(pixels, grid, return_dict=True)
+        features.pooler_output = [features.pooler_output[i] for i in order]
+        features.deepstack_features = [[level[i] for i in order] for level in features.deepstack_features]
+        return features
+
+    def positions(self, ids: Sequence[int], frames: Sequence[Frame], start: int = 0) -> tuple[np.ndarray, int]:
+        """Rope positions (3, T) of `ids`, whose first token has position `start`, and the position after the last.
+
+        Text counts up by one; an image of h x w merged patches spans a grid and moves on by max(h, w). The same as
+        `get_rope_index` of transformers, but for any stretch that begins between images.
+        """
+        out = np.empty((3, len(ids)), np.int64)
+        at, i, waiting = start, 0, iter(frames)
+        while i < len(ids):
+            if ids[i] != self.chat.image_id:
+                out[:, i] = at
+                at, i = at + 1, i + 1
+                continue
+            height, width = (side // self.chat.frame_factor for side in next(waiting).pixels.shape[:2])
+            cells = np.indices((1, height, width)).reshape(3, -1)
+            out[:, i : i + cells.shape[1]] = at + cells
+            at, i = at + max(height, width), i + cells.shape[1]
+        return out, at
+
+
+def load_model(path: str | Path, dtype: str = "auto", device: str = "cpu") -> QwenVL:
+    """Load a Qwen3-VL checkpoint from a directory or a hub id.
+
+    Raises ModelError in one line if there is no such model, or if it is of another family.
+    """
+    if not Path(path).is_dir() and (str(path).count("/") != 1 or str(path).startswith((".", "/", "~"))):
+        raise ModelError(f"{path}: no such model directory (and not a hub id of the form owner/name)")
+    try:
+        family = AutoConfig.from_pretrained(path).model_type
+        if family not in _FAMILIES:
+            raise ModelError(f"{path}: a {family} model; supported: {', '.join(_FAMILIES)}")
+        module = AutoModelForImageTextToText.from_pretrained(path, dtype=dtype).to(device).eval()
+        processor = AutoProcessor.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(f"{path}: cannot be loaded: {reason}") from error
+    return QwenVL(module, processor)
+
+
+class BatchedVisionAttention(Qwen3VLVisionAttention):  # type: ignore[misc]
+    """The attention of equally sized frames as one batch. Outside CUDA's flash attention transformers loops over the
+    images, which costs more than the attention itself where frames are small."""
+
+    def forward(self, hidden_states: Tensor, cu_seqlens: Tensor, **kwargs: Any) -> Tensor:
+        lengths = cu_seqlens.diff()
+        if (lengths != lengths[0]).any():
+            return super().forward(hidden_states, cu_seqlens, **kwargs)  # type: ignore[no-any-return]
+        total, length = hidden_states.shape[0], int(lengths[0])
+        qkv = self.qkv(hidden_states).reshape(total, 3, self.num_heads, -1)
+        q, k, v = qkv.permute(1, 0, 2, 3).unbind(0)
+        q, k = apply_rotary_pos_emb_vision(q, k, *kwargs["position_embeddings"])
+        batch = [x.reshape(total // length, length, self.num_heads, -1).transpose(1, 2) for x in (q, k, v)]
+        out = scaled_dot_product_attention(*batch, scale=self.scaling)
+        return self.proj(out.transpose(1, 2).reshape(total, -1))  # type: ignore[no-any-return]

@@ -1,0 +1,101 @@
+"""What the command line shows of episodes. Everything a model or a file name says is plain text here, never markup."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from paravt.agent import CropDone, CropStarted, Event, OverviewRead, TurnTaken
+from paravt.chat import seconds
+from paravt.types import Crop, Episode, Window
+
+_STYLES = {"ran": "green", "repaired": "yellow", "bad": "red", "failed": "red", "timed_out": "red", "skipped": "dim"}
+
+
+def printable(text: str) -> str:
+    """Without control characters: model output must not steer the terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def clock(value: float) -> str:
+    """Seconds as h:mm:ss or m:ss."""
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def span(window: Window | None) -> str:
+    return f"{clock(window.start_time)} - {clock(window.end_time)}" if window else "-"
+
+
+class LiveEpisode:
+    """Shows an episode while it runs. Pass `on_event` to `run_episode`."""
+
+    def __init__(self, console: Console) -> None:
+        self._live = Live(console=console, refresh_per_second=8, transient=True, get_renderable=self._render)
+        self._status = "reading the overview"
+        self._rows: dict[tuple[int, int], Crop | Window] = {}
+        self._started = time.monotonic()
+
+    def __enter__(self) -> LiveEpisode:
+        self._live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._live.stop()
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, OverviewRead):
+            self._status = f"{len(event.times)} overview frames of {clock(event.duration)}"
+        elif isinstance(event, TurnTaken):
+            self._status = f"turn {event.index + 1}: " + (
+                "answered" if event.turn.answer is not None else f"{len(event.turn.calls)} calls"
+            )
+        elif isinstance(event, CropStarted):
+            self._rows[event.turn, event.index] = event.window
+        elif isinstance(event, CropDone):
+            self._rows[event.crop.turn, event.crop.index] = event.crop
+
+    def _render(self) -> RenderableType:
+        spinner = Spinner("dots", Text(f"{self._status} ({time.monotonic() - self._started:.0f} s)"))
+        rows = [self._rows[key] for key in sorted(self._rows)]
+        return Group(spinner, crop_table(rows)) if rows else spinner
+
+
+def crop_table(rows: Sequence[Crop | Window]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("turn", "window", "status", "report"):
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        if isinstance(row, Window):
+            table.add_row("", span(row), Text("watching", "cyan"), "")
+        else:
+            text = row.report if row.ran else row.error
+            table.add_row(
+                str(row.turn + 1), span(row.window), Text(row.status, _STYLES[row.status]), Text(printable(text or ""))
+            )
+    return table
+
+
+def show_episode(console: Console, episode: Episode) -> None:
+    """The answer, what it rests on, and what it cost."""
+    answer = "(no answer)" if episode.answer is None else printable(episode.answer.strip())
+    console.print(Text.assemble("Answer: ", (answer, "bold"), " (forced)" if episode.forced else ""))
+    if episode.crops:
+        console.print(crop_table(episode.crops))
+    console.print(Text(cost(episode), "dim"))
+
+
+def cost(episode: Episode) -> str:
+    prompt = sum(trace.prompt_tokens for trace in episode.traces)
+    sampled = sum(trace.sampled_tokens for trace in episode.traces)
+    parts = ", ".join(f"{part} {value:.1f} s" for part, value in episode.timings.items())
+    return (
+        f"{len(episode.turns)} turns, {episode.tool_calls} crops, {prompt} prompt and {sampled} sampled tokens; {parts}"
+    )

@@ -1,0 +1,10 @@
+"""The tools a model can call, by name. A further tool is one more entry of a dict like `TOOLS`."""
+
+from __future__ import annotations
+
+from paravt.tools.base import Tool, ToolArgumentError
+from paravt.tools.crop_video import CROP_VIDEO, crop_window
+
+TOOLS: dict[str, Tool] = {CROP_VIDEO.name: CROP_VIDEO}
+
+__all__ = ["CROP_VIDEO", "TOOLS", "Tool", "ToolArgumentError", "crop_window"]

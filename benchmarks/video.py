@@ -130,7 +130,9 @@ def main() -> None:
 
     opening, _, _ = cost(lambda: int(FrameReader().info(path).frame_count or 0))
     duration = FrameReader().info(path).duration
-    print(f"{path.name}: {duration:.1f} s, {path.stat().st_size / 1e6:.0f} MB, opened in {opening:.3f} s; frames {SIZE}")
+    print(
+        f"{path.name}: {duration:.1f} s, {path.stat().st_size / 1e6:.0f} MB, opened in {opening:.3f} s; frames {SIZE}"
+    )
     print(f"fetch_video reads with {backend}; {os.cpu_count()} cores; medians of {args.repeats} runs, seconds")
 
     def row(name: str, windows: list[tuple[float, float]], frames: int, times: list[tuple[float, ...]]) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from paravt.chat import seconds, text_message, timestamp
 from paravt.conversation import Conversation
@@ -39,7 +39,7 @@ from paravt.types import (
     Turn,
     Window,
 )
-from paravt.video import FrameReader, Frames, distinct, frame_size, overview_times, window_times
+from paravt.video import FrameReader, Frames, VideoInfo, distinct, frame_size, overview_times, window_times
 
 THINK_PREFIX = "<think>\n"
 ANSWER_PREFIX = "<answer>"
@@ -89,6 +89,18 @@ class EpisodeConfig:
             raise ValueError(f"call_timeout must be positive or None, got {self.call_timeout}")
 
 
+class FrameSource(Protocol):
+    """Where frames come from: files (`paravt.video.FrameReader`), or anything that answers the same questions."""
+
+    async def ainfo(self, path: str) -> VideoInfo: ...
+
+    async def aread(self, path: str, times: Sequence[float], size: tuple[int, int] | None = None) -> Frames: ...
+
+    async def aread_many(
+        self, path: str, windows: Sequence[Sequence[float]], size: tuple[int, int] | None = None
+    ) -> list[Frames]: ...
+
+
 @dataclass(frozen=True)
 class OverviewRead:
     duration: float
@@ -121,7 +133,7 @@ async def run_episode(
     engine: Engine,
     config: EpisodeConfig | None = None,
     *,
-    reader: FrameReader | None = None,
+    reader: FrameSource | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> Episode:
     """Let the agent answer one question. `on_event` is called in the event loop as things happen.
@@ -153,7 +165,7 @@ class _Run:
     """The state of one episode while it runs."""
 
     def __init__(
-        self, sample: Sample, engine: Engine, config: EpisodeConfig, reader: FrameReader, emit: Callable[[Event], None]
+        self, sample: Sample, engine: Engine, config: EpisodeConfig, reader: FrameSource, emit: Callable[[Event], None]
     ) -> None:
         self.sample, self.engine, self.config, self.reader, self.emit = sample, engine, config, reader, emit
         self.chat = engine.chat
@@ -204,7 +216,7 @@ class _Run:
         times = overview_times(info.duration, self.config.frame_budget)
         read = await self.reader.aread(self.sample.video, times, self.size)
         self.overview = distinct(read)
-        for reason in read.reasons:
+        for reason in (*info.warnings, *read.reasons):
             self.errors.append(EpisodeError(VideoError.kind, "overview", reason, scored=True))
         if not self.overview:
             raise VideoError(self.sample.video, "none of the overview frames could be decoded")
@@ -223,7 +235,7 @@ class _Run:
         content = (*_timestamped(self.overview), TextPart("\n".join(lines)))
         return [text_message("system", system[self.config.dispatch]), Message("user", content)]
 
-    def tools(self) -> tuple[dict[str, object], ...]:
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
         return () if self.config.dispatch == "none" else (CROP_VIDEO.schema,)
 
     async def take_turn(self, index: int) -> Turn | None:
@@ -314,9 +326,7 @@ class _Run:
         if plan.window is None or not plan.times:
             return self.done(crop)
         started = time.monotonic()
-        conversation = Conversation(
-            self.engine, f"crop/{turn}/{index}", "crop", self.config.temperature, self.seed
-        )
+        conversation = Conversation(self.engine, f"crop/{turn}/{index}", "crop", self.config.temperature, self.seed)
         try:
             if read is None or isinstance(read, ParaVTError):
                 raise read or VideoError(self.sample.video, "no frames were read")

@@ -34,8 +34,8 @@ _CONFIRMED = re.compile(
 )
 _REJECTED = re.compile(
     rf"{_CLOSE} (?:(?:is|was|(?P<all>are|were)|seems?|looks?|can be|must be) )?"
-    r"(?:not|isn['’]t|wasn['’]t|(?P<all_not>aren['’]t)|cannot|can['’]t|wrong|incorrect|false|eliminated|ruled out|excluded"
-    r"|impossible)\b",
+    r"(?:not|isn['’]t|wasn['’]t|(?P<all_not>aren['’]t)|cannot|can['’]t|wrong|incorrect|false|eliminated|ruled out"
+    r"|excluded|impossible)\b",
     re.IGNORECASE,
 )
 _NEGATION = re.compile(
@@ -137,14 +137,15 @@ def _option_texts(options: Sequence[str]) -> list[str]:
 def _letters(text: str, count: int) -> list[_Letter]:
     """The letters that are meant as such and aren't rejected, in order, also those beyond the options."""
     out: list[_Letter] = []
-    negated_to = -1  # where the last letter after a "not" ends
+    negated_to = len(text)  # where the last letter after a "not" ends
     for match in _TOKEN.finditer(text):
         before = text[max(0, match.start() - _CONTEXT) : match.start()]
         after = text[match.end() : match.end() + _CONTEXT]
         delimited = _DELIMITED.match(after) is not None
         if not _is_meant(match, before, after, count, delimited):
             continue
-        if _NEGATION.search(before) or (negated_to > 0 and _LISTED.fullmatch(text, negated_to, match.start())):
+        listed = 0 < match.start() - negated_to <= _CONTEXT and _LISTED.fullmatch(text, negated_to, match.start())
+        if _NEGATION.search(before) or listed:
             negated_to = match.end()
         elif rejected := _REJECTED.match(after):
             start = match.start()
@@ -200,7 +201,7 @@ def _last_phrase(text: str, letters: Sequence[_Letter], texts: Sequence[str]) ->
 
 def _leading(text: str, letters: Sequence[_Letter], texts: Sequence[str]) -> _Letter | None:
     """A label at the start. One beyond the options only counts if it is set apart ("E." but not "U turn")."""
-    if not letters or not _AT_START.fullmatch(text, 0, letters[0].start):
+    if not letters or letters[0].start > _CONTEXT or not _AT_START.fullmatch(text, 0, letters[0].start):
         return None
     valid = letters[0].delimited or ord(letters[0].letter) - ord("A") < len(texts)
     return letters[0] if valid else None
@@ -267,8 +268,8 @@ _RANGE = re.compile(
     re.IGNORECASE,
 )
 _FIELDS = re.compile(
-    rf"\b(?:start|begin)[a-z_]*[^0-9\n.!?-]{{0,24}}{_time(1)}[^0-9!?-]{{1,40}}?"
-    rf"\b(?:end|stop|finish)[a-z_]*[^0-9\n.!?-]{{0,24}}{_time(2)}{_STOP}",
+    rf"\b(?:start|begin)[a-z_]{{0,12}}[^0-9\n.!?-]{{0,24}}{_time(1)}[^0-9!?-]{{1,40}}?"
+    rf"\b(?:end|stop|finish)[a-z_]{{0,12}}[^0-9\n.!?-]{{0,24}}{_time(2)}{_STOP}",
     re.IGNORECASE,
 )
 _TWO_NUMBERS = re.compile(rf"[\[(]?{_time(1)}\s{_time(2)}[\])]?\.?", re.IGNORECASE)

@@ -106,7 +106,7 @@ class TokenChat:
             raise ValueError(f"a frame of {width} x {height} px: sides must be multiples of {self.frame_factor}")
         if not self._min_pixels <= height * width <= self.max_pixels:
             raise ValueError(f"a frame of {width} x {height} px: outside {self._min_pixels}..{self.max_pixels} px")
-        return (height // self.frame_factor) * (width // self.frame_factor)
+        return int((height // self.frame_factor) * (width // self.frame_factor))
 
     def _segment(self, text: str, messages: Sequence[Message]) -> Segment:
         frames = tuple(frame for message in messages for frame in message.frames)

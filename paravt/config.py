@@ -47,7 +47,9 @@ class LabMixture(Strict):
     @model_validator(mode="after")
     def _something(self) -> LabMixture:
         if sum(self.kinds.values()) <= 0 or not self.budgets or not self.crop_frames:
-            raise ValueError("the shares of `kinds` must not all be 0, and `budgets` and `crop_frames` must not be empty")
+            raise ValueError(
+                "the shares of `kinds` must not all be 0, and `budgets` and `crop_frames` must not be empty"
+            )
         return self
 
 

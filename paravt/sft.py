@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def train_stage(
     recipe: SFTRecipe,
     traces: Iterator[Trace],
     metrics: Path,
-    on_step: Callable[[float], None] = lambda loss: None,
+    on_step: Callable[..., None] = lambda *, loss: None,
 ) -> None:
     """Train one stage; a line of metrics every `log_every` steps is added to the JSONL file `metrics`."""
     module = model.module
@@ -105,7 +106,7 @@ def train_stage(
         optimizer.step()
         losses.append(loss.item())
         hits.append(correct.float().mean().item())
-        on_step(losses[-1])
+        on_step(loss=losses[-1])
         if (step + 1) % recipe.log_every == 0 or step + 1 == stage.steps:
             recent, good = losses[-recipe.log_every :], hits[-recipe.log_every :]
             row = {
@@ -151,13 +152,11 @@ def run_sft(
             traces = stage_traces(model, number)
             metrics = out / f"{stage.name}.jsonl"
             metrics.unlink(missing_ok=True)  # of an attempt that did not finish
-            train_stage(
-                model, stage, recipe, traces, metrics, lambda loss, t=task: progress.update(t, advance=1, loss=loss)
-            )
-            partial = out / f"{stage.name}.partial"
-            shutil.rmtree(partial, ignore_errors=True)
-            model.save(partial)
-            partial.rename(target)
+            train_stage(model, stage, recipe, traces, metrics, partial(progress.update, task, advance=1))
+            unfinished = out / f"{stage.name}.partial"
+            shutil.rmtree(unfinished, ignore_errors=True)
+            model.save(unfinished)
+            unfinished.rename(target)
             (out / "last.txt").write_text(stage.name + "\n", encoding="utf-8")
 
 

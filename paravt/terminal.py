@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from paravt.agent import CropDone, CropStarted, Event, OverviewRead, TurnTaken
-from paravt.chat import seconds
 from paravt.types import Crop, Episode, Window
 
 _STYLES = {"ran": "green", "repaired": "yellow", "bad": "red", "failed": "red", "timed_out": "red", "skipped": "dim"}

@@ -219,7 +219,7 @@ def _read_block(piece: _Piece, tools: Mapping[str, Tool]) -> list[ToolCall | Bad
 def _check(attempt: _Attempt, tools: Mapping[str, Tool], canonical: bool) -> ToolCall | BadToolCall:
     tool = tools.get(attempt.name)
     if tool is None:
-        shown = ascii(attempt.name[:40])
+        shown = ascii(attempt.name)[:60]
         known = ", ".join(tools) or "none"
         return BadToolCall(attempt.raw, f"unknown tool {shown}; available tools: {known}")
     try:

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import AttentionInterface
 
 from paravt.chat import TokenChat
 from paravt.engines.base import Completion, Prompt, Sampling, stable_seed
@@ -102,6 +103,48 @@ class Block:
         return self._width, 0
 
 
+Trunk: TypeAlias = tuple[Tensor, int, int]
+"""Rows (G,) of a batch that begin with the same tokens, one of their slots, and how many tokens they share."""
+
+SHARED_PREFIX = "paravt_shared_prefix"
+
+
+def shared_prefix_attention(
+    module: Any,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    own_mask: Tensor,
+    scaling: float,
+    trunks: Seq[Trunk],
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one new token per row that reads what rows share once, where decoding reads it for every row.
+
+    `query` (B, heads, 1, head_dim); `own_mask` (B, 1, 1, S), additive, tells which of the last S columns are the
+    row's own, that is not in its trunk. Exact: the scores of both parts go through one softmax.
+    """
+    rows, kv_heads, width, dim = keys.shape
+    query = query.reshape(rows, kv_heads, -1, dim) * scaling
+    start = width - own_mask.shape[-1]
+    scores = query.new_full((*query.shape[:3], max(length for _, _, length in trunks)), -torch.inf)
+    for members, slot, length in trunks:
+        together = query[members].transpose(0, 1).flatten(1, 2)  # (kv_heads, G * group, head_dim)
+        part = together @ keys[slot, :, :length].mT
+        scores[members, :, :, :length] = part.view(kv_heads, len(members), -1, length).transpose(0, 1)
+    own_scores = query @ keys[:, :, start:].mT + own_mask
+    weights = torch.cat([scores, own_scores], -1).softmax(-1)
+    out = weights[..., scores.shape[-1] :] @ values[:, :, start:]
+    for members, slot, length in trunks:
+        together = weights[members, :, :, :length].transpose(0, 1).flatten(1, 2)
+        part = together @ values[slot, :, :length]
+        out[members] += part.view(kv_heads, len(members), -1, dim).transpose(0, 1)
+    return out.reshape(rows, 1, -1, dim), None
+
+
+AttentionInterface.register(SHARED_PREFIX, shared_prefix_attention)
+
+
 @dataclass(frozen=True, eq=False)
 class StoredPrefix:
     """A finished sequence: `key` (T,) identifies its tokens and images, `kv` is as `KVPool.read` gives it."""
@@ -130,9 +173,9 @@ class PrefixStore:
         return sum(entry.bytes for entry in self.entries)
 
     def longest(self, key: np.ndarray) -> tuple[StoredPrefix | None, int]:
-        """The entry that shares the longest prefix with `key`, and the length of that prefix."""
+        """The entry that shares the longest prefix with `key`, the newest of several, and the length of that prefix."""
         best: tuple[StoredPrefix | None, int] = (None, 0)
-        for entry in self.entries:
+        for entry in reversed(self.entries):
             if (length := common_prefix(entry.key, key)) > best[1]:
                 best = (entry, length)
         return best
@@ -208,6 +251,8 @@ class Sequence:
         self.prompt_length = len(prompt_key)
         self.prompt_key = prompt_key[:-1]
         """What prefill can reuse; decoding always feeds the last token, for its logits."""
+        self.trunk = self.prompt_key.tobytes()
+        """Equal for sequences that can share their prompt while they decode."""
         self.key = np.concatenate([prompt_key, np.zeros(max_tokens, np.int64)])
         self.positions = positions
         self.length = self.reused = 0

@@ -18,9 +18,11 @@ import asyncio
 import math
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -31,12 +33,14 @@ from torch import Tensor
 from paravt.chat import TokenChat
 from paravt.engines.base import Completion, Prompt, Sampling
 from paravt.engines.kv import (
+    SHARED_PREFIX,
     Block,
     KVPool,
     PrefixStore,
     Request,
     Sequence,
     StoredPrefix,
+    Trunk,
     Update,
     common_prefix,
     fail,
@@ -202,12 +206,11 @@ class LocalEngine:
             self._apply(self._waiting.pop(0))  # type: ignore[arg-type]
         budget = self._prefill_tokens
         while budget > 0 and (batch := self._next_batch(budget)):
-            first = len(self._active)
-            chosen = {id(sequence) for sequence, _, _ in batch}
-            self._waiting = [item for item in self._waiting if id(item) not in chosen]
-            if self._guard([sequence for sequence, _, _ in batch], lambda: self._prefill(batch, first)):  # noqa: B023
-                self._active.extend(sequence for sequence, _, _ in batch)
-            budget -= len(batch) * max(sequence.prompt_length - 1 - reused for sequence, _, reused in batch)
+            rows = [sequence for sequence, _, _ in batch]
+            self._waiting = [item for item in self._waiting if item not in rows]
+            if self._guard(rows, partial(self._prefill, batch)):
+                self._active += rows
+            budget -= len(rows) * max(row.prompt_length - 1 - row.reused for row in rows)
 
     def _next_batch(self, budget: int) -> list[_Admission]:
         """What to prefill together: sequences, each with the one whose prefix it reuses and that prefix's length.
@@ -271,9 +274,9 @@ class LocalEngine:
     # ------------------------------------------------------------------ the model
 
     @torch.inference_mode()
-    def _prefill(self, batch: list[_Admission], first: int) -> None:
-        """Fill slots from `first` on with all of the prompts but their last tokens."""
-        rows = [sequence for sequence, _, _ in batch]
+    def _prefill(self, batch: list[_Admission]) -> None:
+        """Fill the next free slots with all of the prompts but their last tokens."""
+        first, rows = len(self._active), [sequence for sequence, _, _ in batch]
         self._pool.reserve(first + len(rows), max(row.prompt_length for row in rows))
         for slot, (row, source, reused) in enumerate(batch, first):
             if isinstance(source, StoredPrefix):
@@ -305,22 +308,47 @@ class LocalEngine:
         width = max(start + feed for start, feed in zip(starts, feeds, strict=True))
         self._pool.reserve(first + len(rows), max(starts) + longest)
         columns = (torch.tensor(starts)[:, None] + torch.arange(longest)).to(device)
-        # Where plain causal attention is right, no mask lets torch use its fast kernels.
-        plain = len(set(starts)) == 1 and (longest == 1 or starts[0] == 0)
-        mask = None if plain else (torch.arange(width, device=device) <= columns[..., None])[:, None]
-        output = module.model(
-            input_ids=torch.from_numpy(ids).to(device),
-            position_ids=torch.from_numpy(positions).to(device),
-            attention_mask=mask,
-            cache=Block(self._pool, first, columns, width),
-            mm_encoder_outputs={"image": self.model.encode_images(frames)} if frames else None,
-        )
+        inputs = {
+            "input_ids": torch.from_numpy(ids).to(device),
+            "position_ids": torch.from_numpy(positions).to(device),
+            "cache": Block(self._pool, first, columns, width),
+            "mm_encoder_outputs": {"image": self.model.encode_images(frames)} if frames else None,
+        }
+        trunks = self._trunks(rows, width) if longest == 1 else []
+        at = torch.arange(width, device=device)
+        if trunks:
+            begins = torch.tensor([row.prompt_length - 1 for row in rows], device=device)[:, None]
+            own = (at <= columns) & (at >= begins)
+            mask = torch.where(own, 0.0, -math.inf)[:, None, None, int(begins.min()) :]
+            with _attention(module, SHARED_PREFIX):
+                output = module.model(**inputs, attention_mask=mask, trunks=trunks)
+        elif len(set(starts)) == 1 and (longest == 1 or starts[0] == 0):
+            output = module.model(**inputs)  # causal attention is right, and without a mask torch has faster kernels
+        else:
+            output = module.model(**inputs, attention_mask=(at <= columns[..., None])[:, None])
         for row, feed in zip(rows, feeds, strict=True):
             row.length += feed
         self.stats.passes += 1
         self.stats.fed_tokens += sum(feeds)
         self.stats.encoded_images += len({frame.key for frame in frames})
         return output.last_hidden_state  # type: ignore[no-any-return]
+
+    def _trunks(self, rows: Seq[Sequence], width: int) -> list[Trunk]:
+        """The prompts that decoding rows share, or nothing if reading them once would not at least halve the reading.
+
+        In float32 only: the scores are products in the model's precision, which torch's own kernels do better.
+        """
+        if self.model.module.dtype != torch.float32:
+            return []
+        groups: dict[bytes, list[int]] = {}
+        for r, row in enumerate(rows):
+            groups.setdefault(row.trunk, []).append(r)
+        shared = [rows[members[0]].prompt_length - 1 for members in groups.values()]
+        if 2 * (sum(shared) + len(rows) * (width - min(shared))) > len(rows) * width:
+            return []
+        device = self.model.device
+        members = [torch.tensor(members, device=device) for members in groups.values()]
+        return [(m, group[0], n) for m, group, n in zip(members, groups.values(), shared, strict=True)]
 
     @torch.inference_mode()
     def _decode(self) -> None:
@@ -329,7 +357,7 @@ class LocalEngine:
             for slot in reversed(range(len(self._active))):
                 sequence = self._active[slot]
                 if sequence.stop_reason(self.chat.stop_ids) is not None:
-                    self._guard([sequence], lambda: self._keep(slot))  # noqa: B023
+                    self._guard([sequence], partial(self._keep, slot))
                     sequence.finish(self.chat, self.policy_version)
                     self._release(slot)
 
@@ -356,6 +384,16 @@ class LocalEngine:
     def _keep(self, slot: int) -> None:
         sequence = self._active[slot]
         self._store.add(sequence.key[: sequence.length], self._pool.read(slot, sequence.length))
+
+
+@contextmanager
+def _attention(module: Any, implementation: str) -> Iterator[None]:
+    config = module.config.text_config
+    before, config._attn_implementation = config._attn_implementation, implementation
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
 
 
 def one_line(error: BaseException) -> str:

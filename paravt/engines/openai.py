@@ -167,5 +167,7 @@ def _as_text(message: Any) -> str:
         text = f"<think>\n{reasoning}\n</think>\n{text}"
     calls: Sequence[Any] = message.tool_calls or ()
     for call in calls:
-        text += f'\n<tool_call>\n{{"name": {json.dumps(call.function.name)}, "arguments": {call.function.arguments}}}\n</tool_call>'
+        # the arguments are JSON text already, and may be broken: the turn's parser is the one to judge that
+        name, arguments = json.dumps(call.function.name), call.function.arguments
+        text += f'\n<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
     return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -11,7 +12,7 @@ from rich.text import Text
 from paravt.agent import EpisodeConfig
 from paravt.ask import ask, open_engine
 from paravt.errors import EngineError
-from paravt.lab.world import CELL, Question, question, write_video
+from paravt.lab.world import CELL, DURATION, Question, question, write_video
 from paravt.terminal import LiveEpisode, clock, crop_table, printable
 from paravt.types import Dispatch, Episode
 
@@ -34,7 +35,7 @@ def run_demo(directory: Path, seed: int, console: Console) -> None:
         write_video(name, partial)
         partial.replace(path)
     asked = longest_question(name, str(path))
-    console.print(f"{path}, {clock(asked.sample.metadata.get('duration', 1280))} long")
+    console.print(f"{path}, {clock(DURATION)} long")
     console.print(f"Question: {asked.sample.question}  (right answer: {asked.sample.answer})\n")
     engine = open_engine()
     episodes: dict[Dispatch, Episode] = {}
@@ -51,13 +52,14 @@ def run_demo(directory: Path, seed: int, console: Console) -> None:
     console.print()
     table = Table("", *modes)
     table.add_row("answer", *(Text(printable(episodes[mode].answer or "(none)")) for mode in modes))
-    for label, value in (
-        ("wall time (s)", lambda e: f"{e.timings['total']:.2f}"),
-        ("turns", lambda e: str(len(e.turns))),
-        ("crops", lambda e: str(e.tool_calls)),
-        ("prompt tokens", lambda e: str(sum(trace.prompt_tokens for trace in e.traces))),
-        ("sampled tokens", lambda e: str(sum(trace.sampled_tokens for trace in e.traces))),
-    ):
+    rows: dict[str, Callable[[Episode], str]] = {
+        "wall time (s)": lambda episode: f"{episode.timings['total']:.2f}",
+        "turns": lambda episode: str(len(episode.turns)),
+        "crops": lambda episode: str(episode.tool_calls),
+        "prompt tokens": lambda episode: str(sum(trace.prompt_tokens for trace in episode.traces)),
+        "sampled tokens": lambda episode: str(sum(trace.sampled_tokens for trace in episode.traces)),
+    }
+    for label, value in rows.items():
         table.add_row(label, *(value(episodes[mode]) for mode in modes))
     console.print(table)
     console.print(f"Each crop is {CELL} seconds long and is watched by a sub-agent with the same weights.")

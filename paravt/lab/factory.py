@@ -11,18 +11,18 @@ from rich.console import Console
 from paravt.config import PretrainedModel, SFTRecipe
 from paravt.engines.base import stable_seed
 from paravt.lab.teacher import Mixture, phrases, traces
-from paravt.lab.tiny import TinyShape, build_model, build_processor, train_tokenizer
+from paravt.lab.tiny import DEFAULT_SHAPE, TinyShape, build_model, build_processor, train_tokenizer
 from paravt.models import QwenVL, load_model
 from paravt.sft import run_sft
 from paravt.types import Trace
 
 
-def new_model(shape: TinyShape = TinyShape(), seed: int = 0) -> QwenVL:
+def new_model(shape: TinyShape = DEFAULT_SHAPE, seed: int = 0) -> QwenVL:
     """A tiny model with freshly initialised weights; its tokenizer fits the lab's world, whatever the seed."""
     plain = train_tokenizer(["a"])
     draft = QwenVL(build_model(plain, shape), build_processor(plain, shape)).chat
     mixture = Mixture({"parallel": 1, "sequential": 1, "none": 1, "crop": 1}, budgets=(4,))
-    corpus = [trace.text for trace in islice(traces(draft, mixture, seed=0), 400)]
+    corpus = [trace.text for trace in islice(traces(draft, mixture, seed=0), 200)]
     tokenizer = train_tokenizer(corpus, phrases(draft))
     return QwenVL(build_model(tokenizer, shape, seed), build_processor(tokenizer, shape))
 

@@ -51,7 +51,8 @@ async def play(
 def score(episodes: Sequence[Episode]) -> LabScore:
     scored = [episode for episode in episodes if episode.scored]
     reports = [
-        crop.report == (", ".join(_seen(episode.sample.video, crop.window.start_time, crop.window.end_time)) or "nothing")
+        crop.report
+        == (", ".join(_seen(episode.sample.video, crop.window.start_time, crop.window.end_time)) or "nothing")
         for episode in scored
         for crop in episode.crops
         if crop.ran and crop.window is not None

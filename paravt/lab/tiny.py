@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
-    Qwen2TokenizerFast,
+    PreTrainedTokenizerFast,
     Qwen2VLImageProcessor,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
@@ -49,7 +49,10 @@ class TinyShape:
     init_std: float = 0.06
 
 
-def train_tokenizer(corpus: Iterable[str], phrases: Sequence[str] = ()) -> Qwen2TokenizerFast:
+DEFAULT_SHAPE = TinyShape()
+
+
+def train_tokenizer(corpus: Iterable[str], phrases: Sequence[str] = ()) -> PreTrainedTokenizerFast:
     """A byte-level tokenizer in which every word and number of the corpus and every phrase is one token.
 
     Any other text falls back to shorter pieces, at worst to bytes: every string can be encoded and decodes to itself.
@@ -76,7 +79,7 @@ def train_tokenizer(corpus: Iterable[str], phrases: Sequence[str] = ()) -> Qwen2
         (piece for text in corpus for part in _TAGS.split(text) for piece in known.split(part)), trainer
     )
     tokenizer.add_tokens([AddedToken(unit, normalized=False) for unit in (*TAG_TOKENS, *units)])
-    return Qwen2TokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
@@ -85,7 +88,7 @@ def train_tokenizer(corpus: Iterable[str], phrases: Sequence[str] = ()) -> Qwen2
     )
 
 
-def build_processor(tokenizer: Qwen2TokenizerFast, shape: TinyShape = TinyShape()) -> Qwen3VLProcessor:
+def build_processor(tokenizer: PreTrainedTokenizerFast, shape: TinyShape = DEFAULT_SHAPE) -> Qwen3VLProcessor:
     side = PATCH * MERGE
     sizes = {"shortest_edge": side * side, "longest_edge": shape.frame_side**2}
     common: dict[str, Any] = dict(
@@ -100,7 +103,7 @@ def build_processor(tokenizer: Qwen2TokenizerFast, shape: TinyShape = TinyShape(
 
 
 def build_model(
-    tokenizer: Qwen2TokenizerFast, shape: TinyShape = TinyShape(), seed: int = 0
+    tokenizer: PreTrainedTokenizerFast, shape: TinyShape = DEFAULT_SHAPE, seed: int = 0
 ) -> Qwen3VLForConditionalGeneration:
     """A freshly initialised model in float32. Global random state is left as it was."""
     token = tokenizer.convert_tokens_to_ids

@@ -123,6 +123,6 @@ class BatchedVisionAttention(Qwen3VLVisionAttention):  # type: ignore[misc]
         qkv = self.qkv(hidden_states).reshape(total, 3, self.num_heads, -1)
         q, k, v = qkv.permute(1, 0, 2, 3).unbind(0)
         q, k = apply_rotary_pos_emb_vision(q, k, *kwargs["position_embeddings"])
-        batch = [x.reshape(total // length, length, self.num_heads, -1).transpose(1, 2) for x in (q, k, v)]
-        out = scaled_dot_product_attention(*batch, scale=self.scaling)
+        q, k, v = (x.reshape(total // length, length, self.num_heads, -1).transpose(1, 2) for x in (q, k, v))
+        out = scaled_dot_product_attention(q, k, v, scale=self.scaling)
         return self.proj(out.transpose(1, 2).reshape(total, -1))  # type: ignore[no-any-return]

@@ -46,7 +46,7 @@ class Run:
     pts: Sequence[int]
     """Displayable timestamps of these packets, sorted; some beyond the run's last target may be lacking."""
     exact: bool
-    """Whether packets carry their timestamps. If not (AVI), only the decoder can tell them."""
+    """Whether every packet carries its timestamp. If not, only decoding all of them tells what is displayed when."""
     at_end: bool
     """Whether these packets reach the end of the stream."""
 
@@ -75,7 +75,10 @@ def shown_by_packets(packets: Iterable[Packet]) -> list[Shown] | None:
 
 
 def shown_by_decoder(source: Source, packets: Iterable[Packet]) -> list[Shown]:
-    """The same, found by decoding all of them."""
+    """The same, found by decoding all of them, in the order in which they come out of the decoder.
+
+    That is the order of display: the timestamps found are right as a set, and are dealt out in it.
+    """
     source.decoder.skip_frame = "DEFAULT"
     shown: list[Shown] = []
     for packet in chain(packets, (None,)):
@@ -91,6 +94,10 @@ def read_run(source: Source, low: int, high: int) -> Run:
     is displayed after `low`; MPEG-TS lands anywhere. Then this seeks again, further back, up to the file's begin.
     """
     at = low
+    if not source.has_pts:
+        # One group of pictures more than needed: frames that are displayed before their keyframe can be decoded,
+        # and counted, only with the one before.
+        at = (source.keyframe_before(low) or low) - 1
     for back in _BACK_OFF:
         if not source.seek(at):
             break
@@ -108,7 +115,7 @@ def read_run(source: Source, low: int, high: int) -> Run:
 
 
 def _run(source: Source, packets: Sequence[Packet], at_end: bool) -> Run:
-    shown = shown_by_packets(packets)
+    shown = shown_by_packets(packets) if source.has_pts else None
     exact = shown is not None
     if shown is None:
         shown = shown_by_decoder(source, packets)
@@ -123,19 +130,20 @@ def _collect(source: Source, low: int, high: int, from_begin: bool = False) -> t
     packets: list[Packet] = []
     past = 0
     for packet in source.packets():
-        if packet.is_keyframe and packet.pts is not None and packet.pts <= low:
+        pts = packet.pts if source.has_pts else None
+        if packet.is_keyframe and pts is not None and pts <= low:
             packets.clear()  # a better start
         if not packets and not from_begin:
             if not packet.is_keyframe:
                 continue  # nothing before a keyframe can be decoded
-            if packet.pts is not None and packet.pts > low:
+            if pts is not None and pts > low:
                 return [packet], False
         packets.append(packet)
         # A frame is never displayed before it is decoded: once decoding times are past `high`, so is the rest.
         late = packet.dts is not None and packet.dts > high
-        if late or (packet.pts is not None and packet.pts > high):
+        if late or (pts is not None and pts > high):
             past += 1
-            if (late and packet.pts is not None) or past >= _REORDER:
+            if (late and pts is not None) or past >= _REORDER:
                 return packets, False
     return packets, True
 
@@ -154,34 +162,47 @@ def decode_run(
     skip = run.exact and source.skips_per_packet
     for start, stop in parts:
         packets = run.packets[start:stop]
+        labels = None if source.has_pts else run.pts
         errors = source.errors
-        frames, count = _decode(source, packets, wanted, convert, skip)
+        frames, count = _decode(source, packets, labels, wanted, convert, skip)
         decoded += count
         if skip and (source.errors > errors or any(isinstance(frame, str) for frame in frames.values())):
             # Concealment draws on whatever was decoded before: only without gaps is it what a player shows.
-            frames, count = _decode(source, packets, wanted, convert, skip=False)
+            frames, count = _decode(source, packets, labels, wanted, convert, skip=False)
             decoded += count
         got.update(frames)
     return {pts: got.get(pts, "it cannot be decoded") for pts in wanted}, decoded
 
 
 def _decode(
-    source: Source, packets: Sequence[Packet], wanted: Mapping[int, Collection[Size]], convert: Converter, skip: bool
+    source: Source,
+    packets: Sequence[Packet],
+    labels: Sequence[int] | None,
+    wanted: Mapping[int, Collection[Size]],
+    convert: Converter,
+    skip: bool,
 ) -> tuple[dict[int, Decoded], int]:
-    """With `skip`, frames that no other frame refers to are not decoded unless they are wanted themselves."""
+    """With `skip`, frames that no other frame refers to are not decoded unless they are wanted themselves.
+
+    `labels` are the timestamps of the frames in order of output, where their own are not to be trusted.
+    """
     got: dict[int, Decoded] = {}
     decoded = 0
     source.decoder.skip_frame = "DEFAULT"
+    remaining = None if labels is None else iter(labels)
     for packet in (*packets, None):
         if skip and packet is not None:
             source.decoder.skip_frame = "DEFAULT" if packet.pts in wanted else "NONREF"
         for frame in source.decode(packet):
             decoded += 1
-            if frame.pts is None or frame.pts not in wanted or frame.pts in got:
+            if frame.pts is None:
+                continue
+            pts = frame.pts if remaining is None else next(remaining)
+            if pts not in wanted or pts in got:
                 continue
             if frame.is_corrupt:
-                got[frame.pts] = "its data is damaged, the decoder had to conceal it"
+                got[pts] = "its data is damaged, the decoder had to conceal it"
             else:
-                got[frame.pts] = {size: convert(frame, size) for size in wanted[frame.pts]}
+                got[pts] = {size: convert(frame, size) for size in wanted[pts]}
     source.decoder.flush_buffers()
     return got, decoded

@@ -18,6 +18,8 @@ from paravt.video.source import Source
 _SLACK = 1e-6
 # How far before its claimed end (seconds) to look for the last frame of a container without a complete index.
 _TAILS = (2.0, 20.0, 200.0)
+# Index entries that are worth counting: 5 ms. An hour's would take longer than all the rest of opening it.
+_COUNTED = 10_000
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class VideoInfo:
     first_pts: float
     """Where the container puts the first displayable frame, in seconds."""
     frame_count: int | None
-    """Frames with readable data, if the container tells without a full pass."""
+    """Frames with readable data, if that is cheap to know (short files)."""
     warnings: tuple[str, ...]
     identity: str
     """Names the content (path, size, modification time) in cache keys."""
@@ -152,7 +154,7 @@ def _scan(source: Source, start: int | None, first: int) -> list[Shown]:
     """All displayable frames from `start` (None: the begin) to the end, sorted."""
     if not _go(source, start):
         return []
-    shown = shown_by_packets(source.packets())
+    shown = shown_by_packets(source.packets()) if source.has_pts else None
     if shown is None:
         _go(source, start)
         shown = shown_by_decoder(source, source.packets())
@@ -196,8 +198,7 @@ def _shortfall(source: Source, duration: float) -> str | None:
 
 
 def _indexed_frames(source: Source) -> int | None:
-    if not source.index_is_complete:
+    index = source.stream.index_entries
+    if not source.index_is_complete or len(index) > _COUNTED:
         return None
-    return sum(
-        not entry.is_discard and entry.pos + entry.size <= source.file_size for entry in source.stream.index_entries
-    )
+    return sum(not entry.is_discard and entry.pos + entry.size <= source.file_size for entry in index)

@@ -60,13 +60,13 @@ def frame_size(
     elif w * h < min_pixels:
         grow = math.sqrt(min_pixels / (width * height))
         w, h = (math.ceil(side * grow / factor) * factor for side in (width, height))
-    # An extreme aspect pins its short side at `factor`; then the area bounds the long one.
-    if w * h > max_pixels:
-        if w >= h:
-            w = max_pixels // h // factor * factor
-        else:
-            h = max_pixels // w // factor * factor
-    return w, h
+    # An extreme aspect pins its short side at `factor`; then the area bounds the long one (and after growth both).
+    long, short = max(w, h), min(w, h)
+    if long * short > max_pixels:
+        long = max(factor, max_pixels // short // factor * factor)
+    if long * short > max_pixels:
+        short = max(factor, max_pixels // long // factor * factor)
+    return (long, short) if w >= h else (short, long)
 
 
 def _midpoints(start: float, end: float, n: int) -> tuple[float, ...]:

@@ -90,6 +90,8 @@ class Source:
         # One thread: output is deterministic, errors belong to their packet, and files are the unit of parallelism.
         self.decoder: VideoCodecContext = self.stream.codec_context
         self.decoder.thread_count = 1
+        # AVI stores no presentation times; what its packets claim to have are decoding times.
+        self.has_pts = container.format.name != "avi"
         self.skips_per_packet = self.decoder.name in _SKIPS_PER_PACKET
 
     def __enter__(self) -> Source:

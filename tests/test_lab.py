@@ -1,0 +1,130 @@
+"""The lab's world, its teacher, and the tiny models."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from paravt.lab.factory import new_model
+from paravt.lab.teacher import Mixture, traces
+from paravt.lab.tiny import TinyShape, build_model, build_processor
+from paravt.lab.world import DURATION, EVENT, GLYPHS, WorldReader, question, world, write_video
+from paravt.models import QwenVL, load_model
+from paravt.types import Frame
+from paravt.video import open_video, overview_times, read_frames, window_times
+
+
+@pytest.fixture(scope="module")
+def student() -> QwenVL:
+    return new_model()
+
+
+def test_a_world_follows_from_its_name_alone() -> None:
+    a, b = world("one"), world("two")
+    assert world.__wrapped__("one") == a != b  # type: ignore[attr-defined]
+    assert (a.frame(7) == world.__wrapped__("one").frame(7)).all()  # type: ignore[attr-defined]
+    assert len({world(f"w{i}").events[0].glyph for i in range(60)}) == len(GLYPHS)
+
+
+def test_every_question_can_be_answered_from_crops_and_few_from_the_overview() -> None:
+    seen_in_overview = 0
+    for number in range(100):
+        asked = question(f"w{number}", 0)
+        assert 2 <= len(asked.cells) <= 5
+        seen = [glyph for cell in asked.cells for glyph in world(f"w{number}").visible(window_times(*cell))]
+        assert seen == [asked.sample.answer]
+        seen_in_overview += bool(world(f"w{number}").visible(overview_times(DURATION, 16), asked.start, asked.end))
+    assert seen_in_overview < 25  # an event lasts 8 s, the frames are 80 s apart
+
+
+async def test_the_file_and_the_memory_show_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "w.mp4"
+    write_video("w0", path)
+    info = open_video(str(path))
+    memory = await WorldReader().ainfo("w0")
+    assert (info.duration, info.width, info.height) == (memory.duration, memory.width, memory.height)
+    event = world("w0").events[1]
+    times = [0.0, event.start - 0.5, event.start, event.start + EVENT - 0.5, event.start + EVENT, DURATION - 0.5]
+    from_file = read_frames(str(path), times, (32, 32))
+    from_memory = await WorldReader().aread("w0", times, (32, 32))
+    for a, b in zip(from_file.present, from_memory.present, strict=True):
+        assert a.time == b.time
+        assert np.abs(a.pixels.astype(int) - b.pixels).mean() < 6
+    ground = from_memory.present[1].pixels.astype(int)
+    shown = [bool(np.abs(frame.pixels - ground).max() > 80) for frame in from_file.present[1:5]]
+    assert shown == [False, True, True, False]
+    assert len(times) == len(from_file.present)
+
+
+async def test_past_the_end_there_is_a_reason() -> None:
+    read = await WorldReader().aread("w0", [0, DURATION], (32, 32))
+    assert read.frames[1] is None
+    assert "outside the video" in str(read.missing[1])
+
+
+def test_traces_are_the_same_for_the_same_seed(student: QwenVL) -> None:
+    mixture = Mixture({"parallel": 1, "sequential": 1, "none": 1, "crop": 1})
+    first, second = ([t.ids for t in islice(traces(student.chat, mixture, 5), 12)] for _ in range(2))
+    assert first == second
+    assert first != [t.ids for t in islice(traces(student.chat, mixture, 6), 12)]
+
+
+def test_the_tokenizer_is_lossless_and_short_on_the_task(student: QwenVL) -> None:
+    tokenizer = student.chat.tokenizer
+    for text in ("héllo 🙂 <answer>B</answer>.\n", "\x00\x01 tabs\t", "<12.0 seconds><12.5 seconds>", "1279 12790"):
+        assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+    assert len(tokenizer.encode("<12.0 seconds>", add_special_tokens=False)) == 1
+    (crop,) = islice(traces(student.chat, Mixture({"crop": 1}), 0), 1)
+    assert len(crop.ids) < 100  # 16 frames of four tokens, and the prompt
+
+
+def test_positions_are_those_of_transformers(student: QwenVL) -> None:
+    (trace,) = islice(traces(student.chat, Mixture({"parallel": 1}, budgets=(8,)), 1), 1)
+    ids = torch.tensor([trace.ids])
+    _, grid = student.pixel_inputs(trace.images)
+    expected, _ = student.module.model.get_rope_index(ids, (ids == student.chat.image_id).int(), grid)
+    found, following = student.positions(trace.ids, trace.images)
+    assert (found == expected[:, 0].numpy()).all()
+    assert following == found.max() + 1
+    cut = trace.ids.index(trace.ids[-1], 40)  # somewhere in the text
+    frames_before = sum(i == student.chat.image_id for i in trace.ids[:cut])
+    head, start = student.positions(trace.ids[:cut], trace.images[:frames_before])
+    tail, _ = student.positions(trace.ids[cut:], trace.images[frames_before:], start)
+    assert (np.concatenate([head, tail], axis=1) == found).all()
+
+
+def test_vision_features_are_those_of_transformers_also_for_mixed_sizes(tiny: QwenVL) -> None:
+    shape = TinyShape(frame_side=64)
+    model = QwenVL(build_model(tiny.chat.tokenizer, shape), _with_side(tiny, 64))
+    draw = np.random.default_rng(0)
+    for sides in ([(32, 32)] * 3, [(32, 32), (64, 32), (64, 64)]):
+        frames = [
+            Frame(0.0, draw.integers(0, 255, (h, w, 3), dtype=np.uint8), f"{i}") for i, (w, h) in enumerate(sides)
+        ]
+        ours = model.encode_images([*frames, frames[0]])
+        plain = AutoModelForImageTextToText.from_config(model.module.config)
+        plain.load_state_dict(model.module.state_dict())
+        theirs = plain.model.get_image_features(*model.pixel_inputs(frames), return_dict=True)
+        for mine, other in zip(ours.pooler_output, [*theirs.pooler_output, theirs.pooler_output[0]], strict=True):
+            torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-4)
+
+
+def _with_side(tiny: QwenVL, side: int) -> object:
+    return build_processor(tiny.chat.tokenizer, TinyShape(frame_side=side))
+
+
+def test_a_saved_model_loads_with_the_auto_classes(student: QwenVL, tmp_path: Path) -> None:
+    student.save(tmp_path)
+    processor = AutoProcessor.from_pretrained(tmp_path)
+    module = AutoModelForImageTextToText.from_pretrained(tmp_path)
+    assert type(module).__name__ == "Qwen3VLForConditionalGeneration"
+    assert type(processor).__name__ == "Qwen3VLProcessor"
+    again = load_model(tmp_path)
+    assert again.chat.template == student.chat.template
+    for name, value in student.module.state_dict().items():
+        assert torch.equal(value, again.module.state_dict()[name]), name

@@ -103,8 +103,8 @@ class Block:
         return self._width, 0
 
 
-Trunk: TypeAlias = tuple[Tensor, int, int]
-"""Rows (G,) of a batch that begin with the same tokens, one of their slots, and how many tokens they share."""
+Trunk: TypeAlias = tuple[Tensor | slice, int, int]
+"""Rows of a batch that begin with the same tokens, one of these rows, and how many tokens they share."""
 
 SHARED_PREFIX = "paravt_shared_prefix"
 
@@ -128,17 +128,17 @@ def shared_prefix_attention(
     query = query.reshape(rows, kv_heads, -1, dim) * scaling
     start = width - own_mask.shape[-1]
     scores = query.new_full((*query.shape[:3], max(length for _, _, length in trunks)), -torch.inf)
-    for members, slot, length in trunks:
+    for members, one, length in trunks:
         together = query[members].transpose(0, 1).flatten(1, 2)  # (kv_heads, G * group, head_dim)
-        part = together @ keys[slot, :, :length].mT
-        scores[members, :, :, :length] = part.view(kv_heads, len(members), -1, length).transpose(0, 1)
+        part = together @ keys[one, :, :length].mT
+        scores[members, :, :, :length] = part.view(kv_heads, -1, query.shape[2], length).transpose(0, 1)
     own_scores = query @ keys[:, :, start:].mT + own_mask
     weights = torch.cat([scores, own_scores], -1).softmax(-1)
     out = weights[..., scores.shape[-1] :] @ values[:, :, start:]
-    for members, slot, length in trunks:
+    for members, one, length in trunks:
         together = weights[members, :, :, :length].transpose(0, 1).flatten(1, 2)
-        part = together @ values[slot, :, :length]
-        out[members] += part.view(kv_heads, len(members), -1, dim).transpose(0, 1)
+        part = together @ values[one, :, :length]
+        out[members] += part.view(kv_heads, -1, query.shape[2], dim).transpose(0, 1)
     return out.reshape(rows, 1, -1, dim), None
 
 

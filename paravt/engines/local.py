@@ -6,7 +6,8 @@ for all running sequences: it feeds the last token that each has and samples the
 is known up to its last token needs no prefill at all, and n samples of a prompt differ from the first step on.
 
 Reuse is one rule: a sequence starts from a copy of the longest prefix that a running or a stored sequence shares
-with it. That covers groups, repeated prompts and the turns of a trace.
+with it. That covers groups, repeated prompts and the turns of a trace. While sequences with the same prompt decode,
+they read one copy of it where that pays (`shared_prefix_attention`).
 
 Left out: paged memory (a slot is as wide as the widest sequence), chunked prefill (a prompt is fed in one pass), and
 a cache of image features apart from the keys and values.
@@ -314,7 +315,7 @@ class LocalEngine:
             "cache": Block(self._pool, first, columns, width),
             "mm_encoder_outputs": {"image": self.model.encode_images(frames)} if frames else None,
         }
-        trunks = self._trunks(rows, width) if longest == 1 else []
+        trunks = self._trunks(rows, width)
         at = torch.arange(width, device=device)
         if trunks:
             begins = torch.tensor([row.prompt_length - 1 for row in rows], device=device)[:, None]
@@ -334,11 +335,11 @@ class LocalEngine:
         return output.last_hidden_state  # type: ignore[no-any-return]
 
     def _trunks(self, rows: Seq[Sequence], width: int) -> list[Trunk]:
-        """The prompts that decoding rows share, or nothing if reading them once would not at least halve the reading.
+        """The prompts that the rows share while they decode, or nothing if reading them once would not at least halve the reading.
 
         In float32 only: the scores are products in the model's precision, which torch's own kernels do better.
         """
-        if self.model.module.dtype != torch.float32:
+        if self.model.module.dtype != torch.float32 or any(row.length < row.prompt_length - 1 for row in rows):
             return []
         groups: dict[bytes, list[int]] = {}
         for r, row in enumerate(rows):
@@ -346,9 +347,13 @@ class LocalEngine:
         shared = [rows[members[0]].prompt_length - 1 for members in groups.values()]
         if 2 * (sum(shared) + len(rows) * (width - min(shared))) > len(rows) * width:
             return []
-        device = self.model.device
-        members = [torch.tensor(members, device=device) for members in groups.values()]
-        return [(m, group[0], n) for m, group, n in zip(members, groups.values(), shared, strict=True)]
+        trunks: list[Trunk] = []
+        for members, length in zip(groups.values(), shared, strict=True):
+            first, end = members[0], members[-1] + 1
+            together = end - first == len(members)  # a slice saves copies
+            chosen = slice(first, end) if together else torch.tensor(members, device=self.model.device)
+            trunks.append((chosen, first, length))
+        return trunks
 
     @torch.inference_mode()
     def _decode(self) -> None:
@@ -356,7 +361,7 @@ class LocalEngine:
         if self._active and self._guard(self._active, self._step):
             for slot in reversed(range(len(self._active))):
                 sequence = self._active[slot]
-                if sequence.stop_reason(self.chat.stop_ids) is not None:
+                if not sequence.future.done() and sequence.stop_reason(self.chat.stop_ids) is not None:
                     self._guard([sequence], partial(self._keep, slot))
                     sequence.finish(self.chat, self.policy_version)
                     self._release(slot)

@@ -33,20 +33,8 @@ from torch import Tensor
 
 from paravt.chat import TokenChat
 from paravt.engines.base import Completion, Prompt, Sampling
-from paravt.engines.kv import (
-    SHARED_PREFIX,
-    Block,
-    KVPool,
-    PrefixStore,
-    Request,
-    Sequence,
-    StoredPrefix,
-    Trunk,
-    Update,
-    common_prefix,
-    fail,
-    resolve,
-)
+from paravt.engines.kv import SHARED_PREFIX, Block, KVPool, PrefixStore, StoredPrefix, Trunk, common_prefix
+from paravt.engines.requests import Request, Sequence, Update, fail, resolve
 from paravt.errors import EngineError
 from paravt.models import QwenVL, load_model
 from paravt.types import Frame
@@ -335,7 +323,7 @@ class LocalEngine:
         return output.last_hidden_state  # type: ignore[no-any-return]
 
     def _trunks(self, rows: Seq[Sequence], width: int) -> list[Trunk]:
-        """The prompts that the rows share while they decode, or nothing if reading them once would not at least halve the reading.
+        """The prompts that the rows share while they decode; nothing unless that at least halves what is read.
 
         In float32 only: the scores are products in the model's precision, which torch's own kernels do better.
         """

@@ -1,8 +1,8 @@
 """Agentic long-video understanding: parallel crops by sub-agents that share one set of weights.
 
-    import paravt
-    episode = paravt.ask("talk.mp4", "Which city is shown on the second slide?", engine=paravt.open_engine("MODEL"))
-    print(episode.answer)
+>>> import paravt
+>>> episode = paravt.ask("talk.mp4", "Which city is on the second slide?", engine=paravt.open_engine("MODEL"))
+>>> print(episode.answer)
 """
 
 from paravt.agent import EpisodeConfig, run_episode

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from paravt.chat import seconds, text_message, timestamp
 from paravt.conversation import Conversation
@@ -39,7 +39,7 @@ from paravt.types import (
     Turn,
     Window,
 )
-from paravt.video import FrameReader, Frames, VideoInfo, distinct, frame_size, overview_times, window_times
+from paravt.video import FrameReader, Frames, FrameSource, distinct, frame_size, overview_times, window_times
 
 THINK_PREFIX = "<think>\n"
 ANSWER_PREFIX = "<answer>"
@@ -87,18 +87,6 @@ class EpisodeConfig:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         if self.call_timeout is not None and not self.call_timeout > 0:
             raise ValueError(f"call_timeout must be positive or None, got {self.call_timeout}")
-
-
-class FrameSource(Protocol):
-    """Where frames come from: files (`paravt.video.FrameReader`), or anything that answers the same questions."""
-
-    async def ainfo(self, path: str) -> VideoInfo: ...
-
-    async def aread(self, path: str, times: Sequence[float], size: tuple[int, int] | None = None) -> Frames: ...
-
-    async def aread_many(
-        self, path: str, windows: Sequence[Sequence[float]], size: tuple[int, int] | None = None
-    ) -> list[Frames]: ...
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class LocalEngine:
         )
         self._store = PrefixStore(prefix_cache_bytes)
         self._banned = torch.tensor(model.banned_ids, device=model.device)
-        self._inbox: queue.SimpleQueue[Request | Update | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[list[Request] | Update | None] = queue.SimpleQueue()
         self._waiting: list[Sequence | Update] = []
         self._active: list[Sequence] = []  # in the order of their slots
         self._closed = False
@@ -103,8 +103,15 @@ class LocalEngine:
         if n < 1:
             raise ValueError(f"n must be at least 1, got {n}")
         request = Request(prompt, sampling, n)
-        self._submit(request)
+        self._submit([request])
         return await asyncio.wrap_future(request.future)
+
+    async def generate_batch(self, calls: Seq[tuple[Prompt, Sampling, int]]) -> list[list[Completion] | BaseException]:
+        """Many calls of `generate` that arrive as one, in this order; what one of them raises is its result."""
+        requests = [Request(*call) for call in calls]
+        self._submit(requests)
+        futures = [asyncio.wrap_future(request.future) for request in requests]
+        return await asyncio.gather(*futures, return_exceptions=True)
 
     async def load_policy(self, version: int, weights: Mapping[str, Any]) -> None:
         """Replace the weights once the requests made before have ended; requests made later wait for that.
@@ -128,7 +135,7 @@ class LocalEngine:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _submit(self, job: Request | Update) -> None:
+    def _submit(self, job: list[Request] | Update) -> None:
         with self._lock:
             if self._closed:
                 raise EngineError("the local engine is closed")
@@ -148,8 +155,9 @@ class LocalEngine:
             with self._lock:
                 self._closed = True
                 while not self._inbox.empty():
-                    if (job := self._inbox.get()) is not None:
-                        fail(job.future, reason)
+                    job = self._inbox.get()
+                    for left in job if isinstance(job, list) else filter(None, [job]):
+                        fail(left.future, reason)
             for item in [*self._active, *self._waiting]:
                 fail(item.future, reason)
             self._pool.clear()
@@ -171,10 +179,11 @@ class LocalEngine:
             if isinstance(job, Update):
                 self._waiting.append(job)
                 continue
-            try:
-                self._waiting.extend(job.sequences(self.model))
-            except (ValueError, EngineError) as error:
-                fail(job.future, one_line(error))
+            for request in job:
+                try:
+                    self._waiting.extend(request.sequences(self.model))
+                except (ValueError, EngineError) as error:
+                    fail(request.future, one_line(error))
 
     def _drop_dead(self) -> None:
         """Forget what was cancelled or has failed."""

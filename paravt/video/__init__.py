@@ -2,11 +2,12 @@
 
 from paravt.video.frames import Frames, distinct
 from paravt.video.probe import VideoInfo, open_video
-from paravt.video.reader import FrameReader, read_frames
+from paravt.video.reader import FrameReader, FrameSource, read_frames
 from paravt.video.sizes import frame_size, overview_times, window_times
 
 __all__ = [
     "FrameReader",
+    "FrameSource",
     "Frames",
     "VideoInfo",
     "distinct",

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
+from typing import Protocol
 
 from paravt.errors import VideoError
 from paravt.video.cache import FrameCache
@@ -20,6 +21,18 @@ from paravt.video.probe import VideoInfo
 _FILES = 512
 
 _Waiting = tuple[Request, "Future[Answer]"]
+
+
+class FrameSource(Protocol):
+    """Where frames come from: files (`FrameReader`), or anything that answers the same questions."""
+
+    async def ainfo(self, path: str) -> VideoInfo: ...
+
+    async def aread(self, path: str, times: Sequence[float], size: tuple[int, int] | None = None) -> Frames: ...
+
+    async def aread_many(
+        self, path: str, windows: Sequence[Sequence[float]], size: tuple[int, int] | None = None
+    ) -> list[Frames]: ...
 
 
 class FrameReader:

@@ -1,7 +1,8 @@
 """The episode: overview frames, parallel crops by sub-agents, an answer.
 
-`run_episode` never raises for what happens inside an episode. A failed sub-agent is an error reply in its call's place;
-a failed overview, engine or transport leaves the episode unscored. Both are recorded in `Episode.errors`.
+What fails inside an episode (the video, the engine, a sub-agent) is recorded in `Episode.errors` and never raised. A
+failed sub-agent is an error reply in its call's place; a failed overview, engine or transport ends the episode. Each of
+them leaves the episode unscored.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from paravt.types import (
     CallStatus,
     Crop,
     Dispatch,
+    EndReason,
     Episode,
     EpisodeError,
     Evidence,
@@ -43,8 +45,10 @@ from paravt.video import FrameReader, Frames, FrameSource, distinct, frame_size,
 
 THINK_PREFIX = "<think>\n"
 ANSWER_PREFIX = "<answer>"
-# Room that a reply block must leave in the context for the turn that answers it.
+# Tokens that a reply block must leave in the context for the turn that answers it, and that all turns must leave for
+# a forced final one.
 _TURN_ROOM = 64
+_FINAL_ROOM = 160
 
 
 @dataclass(frozen=True)
@@ -81,10 +85,14 @@ class EpisodeConfig:
 
     def __post_init__(self) -> None:
         positive = ("frame_budget", "max_turns", "max_parallel", "max_tokens", "max_report_tokens", "crop_fps",
-                    "crop_max_frames", "max_pixels")  # fmt: skip
+                    "crop_max_frames", "max_pixels", "max_context_tokens", "max_frames")  # fmt: skip
         for name in positive:
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature must be 0 or more, got {self.temperature}")
+        if self.frame_budget > self.max_frames:
+            raise ValueError(f"frame_budget {self.frame_budget} is more than max_frames {self.max_frames}")
         if self.call_timeout is not None and not self.call_timeout > 0:
             raise ValueError(f"call_timeout must be positive or None, got {self.call_timeout}")
 
@@ -126,7 +134,8 @@ async def run_episode(
 ) -> Episode:
     """Let the agent answer one question. `on_event` is called in the event loop as things happen.
 
-    Share one `reader` between episodes: it caches frames.
+    Share one `reader` between episodes: it caches frames. Raises ValueError if the engine cannot do what the config
+    asks for.
     """
     episode = _Run(sample, engine, config or EpisodeConfig(), reader or FrameReader(), on_event)
     started = time.monotonic()
@@ -159,7 +168,11 @@ class _Run:
         self.chat = engine.chat
         self.seed = stable_seed(config.seed, sample.id)
         self.main = Conversation(engine, "main", "main", config.temperature, self.seed)
+        if config.think_prefix and not self.chat.takes_prefix:
+            raise ValueError("think_prefix: this engine cannot continue a forced prefix")
         self.prefix = THINK_PREFIX if config.think_prefix else ""
+        self.limit = min(config.max_context_tokens, self.chat.context_limit or config.max_context_tokens)
+        self.end: EndReason = "failed"
         self.turns: list[Turn] = []
         self.crops: list[Crop] = []
         self.errors: list[EpisodeError] = []
@@ -178,21 +191,31 @@ class _Run:
         with self.clock("overview"):
             await self.read_overview()
         self.main.open(self.first_messages(), self.tools(), self.prefix)
+        if (size := self.main.tokens()) >= self.limit - _FINAL_ROOM:
+            raise EngineError(f"the overview takes {size} of {self.limit} tokens; ask for fewer frames")
         pending: list[Message] = []  # what the next turn has to answer
         for index in range(self.config.max_turns):
             if pending:
                 self.main.reply(pending, self.prefix)
-            turn = await self.take_turn(index)
-            if turn is None or turn.answer is not None:
-                return
-            last = index + 1 == self.config.max_turns
-            if not turn.calls or (last and not self.config.force_answer):
-                pending = []
+            turn = await self.take_turn(index, _FINAL_ROOM if self.config.force_answer else 0)
+            pending = []
+            if turn is None:
+                self.end = "budget"
                 break
+            if turn.answer is not None:
+                self.end = "answered"
+                return
+            if not turn.calls or self.config.dispatch == "none":
+                self.end = "no_call"
+                break
+            self.end = "max_turns"
+            if index + 1 == self.config.max_turns and not self.config.force_answer:
+                break  # nobody would read the replies
             with self.clock("crops"):
                 pending = self.fit(*await self.run_calls(index, turn))
             if not pending:
-                return
+                self.end = "budget"
+                break
         if self.config.force_answer:
             await self.force_answer(pending)
 
@@ -226,15 +249,15 @@ class _Run:
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         return () if self.config.dispatch == "none" else (CROP_VIDEO.schema,)
 
-    async def take_turn(self, index: int) -> Turn | None:
-        """The next assistant turn, or None if there is no room left for one."""
-        room = min(self.config.max_tokens, self.config.max_context_tokens - self.main.tokens)
+    async def take_turn(self, index: int, reserve: int) -> Turn | None:
+        """The next assistant turn, or None if there is no room left for one and the reserve."""
+        room = min(self.config.max_tokens, self.limit - self.main.tokens() - reserve)
         if room < 1:
             return None
         with self.clock("main"):
-            turn = parse_turn(await self.main.turn(room))
-        if self.config.dispatch == "none" and turn.calls:
-            turn = replace(turn, calls=())  # the tool was not offered: nothing runs
+            text = await self.main.turn(room)
+        # a tool that was not offered is unknown: calls of it are bad, and run nothing
+        turn = parse_turn(text, {}) if self.config.dispatch == "none" else parse_turn(text)
         self.turns.append(turn)
         self.answer = turn.answer
         self.emit(TurnTaken(index, turn))
@@ -244,12 +267,13 @@ class _Run:
         """One more turn that can only answer. It is recorded as forced, and never strict."""
         prefix = ANSWER_PREFIX if self.chat.takes_prefix else ""
         self.main.reply([*pending, text_message("user", self.config.prompts.final)], prefix)
-        self.forced = True
-        turn = await self.take_turn(len(self.turns))
+        turn = await self.take_turn(len(self.turns), 0)
         if turn is not None:
+            self.forced = True
             self.turns[-1] = replace(turn, strict=False)
             if turn.answer is None and not turn.calls:
-                self.answer = turn.text.strip() or None
+                said = turn.text.removeprefix(prefix)
+                self.answer = said.rpartition("</think>")[2].strip() or None
 
     # ------------------------------------------------------------------ the calls of a turn
 
@@ -350,7 +374,9 @@ class _Run:
         self.note(error, f"crop/{crop.turn}/{crop.index}")
         status: CallStatus = "timed_out" if isinstance(error, _TimedOut) else "failed"
         trace = conversation.trace if conversation.trace.segments else None
-        return replace(crop, status=status, error=str(error), trace=trace)
+        # the reply says what went wrong, not where on this machine the file is
+        shown = error.reason if isinstance(error, VideoError) else str(error)
+        return replace(crop, status=status, error=shown, trace=trace)
 
     def done(self, crop: Crop) -> Crop:
         self.emit(CropDone(crop))
@@ -360,10 +386,10 @@ class _Run:
 
     def fit(self, crops: Sequence[Crop], frames: Sequence[tuple[Frame, ...]]) -> list[Message]:
         """The replies of a turn, cut until they fit the context, text and images together; [] if nothing fits."""
-        room = self.config.max_context_tokens - self.main.tokens - _TURN_ROOM
+        room = self.limit - _TURN_ROOM - (_FINAL_ROOM if self.config.force_answer else 0)
         for share in (1.0, 0.5, 0.25, 0.125, 0.0):
             replies = [self.reply(crop, shown, share) for crop, shown in zip(crops, frames, strict=True)]
-            if len(self.main.preview_reply(replies, self.prefix).ids) <= room:
+            if self.main.tokens(self.main.preview_reply(replies, self.prefix)) <= room:
                 return replies
         return []
 
@@ -372,8 +398,7 @@ class _Run:
         window = crop.window
         label = f"[{seconds(window.start_time)} - {seconds(window.end_time)} seconds] " if window else ""
         if not crop.ran:
-            message = (crop.error or crop.status).replace(self.sample.video, os.path.basename(self.sample.video))
-            return text_message("tool", self.chat.clean(f"{label}error: {message}"))
+            return text_message("tool", self.chat.clean(f"{label}error: {crop.error or crop.status}"))
         report = crop.report or ""
         text = label + (report if share == 1.0 else report[: int(len(report) * share)] + " [cut]")
         if crop.missing:
@@ -405,6 +430,7 @@ class _Run:
             turns=tuple(self.turns),
             crops=tuple(self.crops),
             answer=self.answer,
+            end=self.end,
             forced=self.forced,
             duration=self.duration,
             overview_times=tuple(frame.time for frame in self.overview),

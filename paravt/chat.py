@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
+from paravt.engines.base import Completion
 from paravt.errors import EngineError, ModelError
-from paravt.types import Frame, Message, Segment, StopReason, TextPart
+from paravt.types import Frame, Message, Segment, TextPart, VideoPart
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +24,10 @@ APPEND_ONLY_TEMPLATE = (resources.files("paravt") / "models" / "chat_template.ji
 # Stands for an assistant turn while an increment is rendered; the turn itself is never passed through a template.
 _TURN = "(assistant turn)"
 _END = "<|im_end|>"
+
+
+class RenderError(EngineError, ValueError):
+    """A conversation that cannot be rendered for this model."""
 
 
 def text_message(role: str, text: str) -> Message:
@@ -46,6 +51,8 @@ class TokenChat:
     """
 
     takes_prefix = True
+    context_limit: int | None = None
+    """Set by whoever knows the model."""
 
     def __init__(self, processor: Any) -> None:
         self.processor = processor
@@ -76,15 +83,15 @@ class TokenChat:
         """The first prompt, up to and with the header of the assistant turn; `prefix` is put into that header."""
         return self._segment(self._render(messages, tools, generate=True) + prefix, messages)
 
-    def reply(self, messages: Sequence[Message], stop_reason: StopReason, prefix: str = "") -> Segment:
-        """What `messages` add after an assistant turn that ended with `stop_reason`, and the next turn's header.
+    def reply(self, messages: Sequence[Message], closed: bool, prefix: str = "") -> Segment:
+        """What `messages` add after an assistant turn, and the next turn's header.
 
-        The end-of-turn token was sampled if the turn stopped by itself, and is inserted here if it did not; the
-        newline after it is never sampled.
+        `closed` tells whether the turn's last sampled token was the end-of-turn token; if not, it is inserted here.
+        The newline after it is never sampled.
         """
         stand_in = [text_message("user", "."), text_message("assistant", _TURN)]
         text = self._render([*stand_in, *messages], (), generate=True).split(_TURN, 1)[1]
-        if stop_reason == "stop":
+        if closed:
             text = text.removeprefix(_END)
         return self._segment(text + prefix, messages)
 
@@ -94,18 +101,26 @@ class TokenChat:
             text = shorter
         return text
 
-    def check_sampled(self, ids: Sequence[int]) -> None:
-        """Raises EngineError if a vision token was sampled: it would stand for an image that nobody gave."""
+    def check(self, completion: Completion) -> None:
+        """Raises EngineError for a completion that cannot be what was sampled. A vision token, above all, would stand
+        for an image that nobody gave."""
+        ids = completion.ids
         if not self.vision_ids.isdisjoint(ids):
             raise EngineError("the engine sampled a vision token; ban these ids in its sampling")
+        if not ids or completion.logprobs is None or len(completion.logprobs) != len(ids):
+            raise EngineError("the engine returned no ids, or not one log-probability for each")
+        if (ids[-1] in self.stop_ids) != (completion.stop_reason == "stop"):
+            raise EngineError(f"the engine says {completion.stop_reason!r}, its last token says otherwise")
+        if completion.text != self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False):
+            raise EngineError("the engine's text is not what its ids spell")
 
     def image_tokens(self, frame: Frame) -> int:
-        """Placeholders of one frame. Raises ValueError if the processor would resize it."""
+        """Placeholders of one frame. Raises RenderError if the processor would resize it."""
         height, width = frame.pixels.shape[:2]
         if height % self.frame_factor or width % self.frame_factor:
-            raise ValueError(f"a frame of {width} x {height} px: sides must be multiples of {self.frame_factor}")
+            raise RenderError(f"a frame of {width} x {height} px: sides must be multiples of {self.frame_factor}")
         if not self._min_pixels <= height * width <= self.max_pixels:
-            raise ValueError(f"a frame of {width} x {height} px: outside {self._min_pixels}..{self.max_pixels} px")
+            raise RenderError(f"a frame of {width} x {height} px: outside {self._min_pixels}..{self.max_pixels} px")
         return int((height // self.frame_factor) * (width // self.frame_factor))
 
     def _segment(self, text: str, messages: Sequence[Message]) -> Segment:
@@ -118,9 +133,9 @@ class TokenChat:
             elif (frame := next(waiting, None)) is not None:
                 ids.extend([token] * self.image_tokens(frame))
             else:
-                raise ValueError("more image placeholders than frames: some text was not cleaned")
+                raise RenderError("more image placeholders than frames: some text was not cleaned")
         if next(waiting, None) is not None:
-            raise ValueError("fewer image placeholders than frames: the chat template dropped an image")
+            raise RenderError("fewer image placeholders than frames: the chat template dropped an image")
         return Segment(ids=tuple(ids), sampled=False, text=text, images=frames)
 
     def _render(
@@ -177,17 +192,23 @@ class MessageChat:
     frame_factor = 32
     max_pixels = 50_176
     takes_prefix = False
+    end_id = None
+    context_limit = None
 
     def open(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), prefix: str = "") -> Segment:
         return self._segment(messages, prefix)
 
-    def reply(self, messages: Sequence[Message], stop_reason: StopReason, prefix: str = "") -> Segment:
+    def reply(self, messages: Sequence[Message], closed: bool, prefix: str = "") -> Segment:
         return self._segment(messages, prefix)
 
+    def check(self, completion: Completion) -> None:
+        if completion.ids:
+            raise EngineError("a chat endpoint returned ids, which nobody can have asked for")
+
     def clean(self, text: str) -> str:
-        while (shorter := _ANY_CONTROL.sub("", text)) != text:
-            text = shorter
-        return text
+        """Untrusted text with a space in place of every control token, of whatever family the served model may be:
+        nobody here has its tokenizer. A space, since no token has one: what is left cannot join into another."""
+        return _ANY_CONTROL.sub(" ", text)
 
     @staticmethod
     def _segment(messages: Sequence[Message], prefix: str) -> Segment:
@@ -198,7 +219,15 @@ class MessageChat:
 
 
 _REPLY_TAGS = ("<tool_response>", "</tool_response>")
-_ANY_CONTROL = re.compile(r"<\|[a-z_]+\|>|</?tool_response>")
+# The families whose tokens are known by their form or name; a name is at most 64 characters long.
+_ANY_CONTROL = re.compile(
+    r"<[|\uff5c][^\s<>|\uff5c]{1,64}[|\uff5c]>"  # <|im_end|>: Qwen, Llama 3, Phi, GLM; full width in DeepSeek
+    r"|</?(?:tool_response|img|s)>|<<?/?SYS>>?"  # Qwen, InternVL, Llama 2
+    r"|<(?:start|end)_of_(?:turn|image|audio)>|<(?:image|audio)_soft_token>|<(?:bos|eos|pad|unk)>"  # Gemma
+    r"|\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_RESULTS|TOOL_CALLS|TOOL_CONTENT|THINK)\]"  # Mistral
+    r"|\[IMG(?:_BREAK|_END)?\]"  # Pixtral
+    r"|<(?:image|video|audio|IMG_CONTEXT)>"  # LLaVA and others, InternVL
+)
 
 
 def _is_control(token: str) -> bool:
@@ -210,6 +239,8 @@ def _as_template_input(message: Message) -> dict[str, Any]:
         return {"role": message.role, "content": message.text}
     parts: list[dict[str, Any]] = []
     for part in message.content:
+        if isinstance(part, VideoPart):
+            raise RenderError(f"{part.path}: give a video as frames, each after its time")
         parts.append({"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"})
     return {"role": message.role, "content": parts}
 

@@ -66,8 +66,8 @@ def ask(
         raise typer.BadParameter("give --model or --server, not both")
     if served_model is not None and server is None:
         raise typer.BadParameter("--served-model needs --server")
-    if save is not None and not save.parent.is_dir():
-        raise typer.BadParameter(f"--save: there is no directory {save.parent}")
+    if save is not None and (save.is_dir() or not save.parent.is_dir()):
+        raise typer.BadParameter(f"--save: {save} is a directory, or there is no directory for it")
     from paravt.agent import EpisodeConfig
     from paravt.ask import ask as ask_video
     from paravt.ask import open_engine
@@ -75,9 +75,7 @@ def ask(
     from paravt.terminal import LiveEpisode, show_episode
     from paravt.video import open_video
 
-    info = open_video(str(video))  # before a model is loaded: a wrong path should not take a minute to say so
-    for warning in info.warnings:
-        _say(f"{video}: {warning}")
+    open_video(str(video))  # before a model is loaded: a wrong path should not take a minute to say so
     config = EpisodeConfig(
         frame_budget=frames, dispatch=dispatch.value, max_turns=max_turns, temperature=temperature, seed=seed
     )
@@ -85,12 +83,12 @@ def ask(
     engine = open_engine(model, server=server, served_model=served_model, device=device, dtype=dtype)
     with LiveEpisode(Console(stderr=True)) as live:
         episode = ask_video(video, question, option or [], engine=engine, config=config, on_event=live.on_event)
-    if save is not None:
-        save_episode(episode, save)
     if as_json:
         sys.stdout.write(json.dumps(episode_to_dict(episode)) + "\n")
     else:
         show_episode(Console(), episode)
+    if save is not None:
+        save_episode(episode, save)
     failures = [error for error in episode.errors if not error.scored]
     if episode.answer is None:
         _say(failures[0].message if failures else "the model gave no answer")
@@ -108,13 +106,32 @@ def sft(
     ] = None,
 ) -> None:
     """Train a model on traces, stage by stage; the loss is on sampled tokens only."""
-    from paravt.config import load_sft_recipe
+    from paravt.config import SFTRecipe, load_recipe
 
-    loaded = load_sft_recipe(recipe, override)
-    from paravt.lab.factory import train
+    loaded = load_recipe(SFTRecipe, recipe, override or [])
+    from paravt.lab.factory import train_sft
 
     _quiet_libraries()
-    train(loaded, out, Console(stderr=True))
+    train_sft(loaded, out, Console(stderr=True))
+
+
+@app.command()
+def rl(
+    recipe: Annotated[Path, typer.Argument(help="A YAML recipe.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The run's directory. A run in it goes on from its newest checkpoint.")],
+    override: Annotated[
+        list[str] | None, typer.Option("--set", help="A change to the recipe: steps=10, model.path=DIR ...")
+    ] = None,
+    resume: Annotated[str, typer.Option(help="auto, never, or the directory of a checkpoint to start from.")] = "auto",
+) -> None:
+    """Train the main agent and its sub-agents by reinforcement learning on whole episodes (PARA-GRPO)."""
+    from paravt.config import RLRecipe, load_recipe
+
+    loaded = load_recipe(RLRecipe, recipe, override or [])
+    from paravt.lab.factory import train_rl
+
+    _quiet_libraries()
+    train_rl(loaded, out, Console(stderr=True), resume)
 
 
 @lab.command("video")

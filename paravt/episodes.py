@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from paravt.errors import DataError
 from paravt.types import BadToolCall, Episode, Frame, ToolCall
 
 FORMAT = 1
@@ -19,11 +22,18 @@ def episode_to_dict(episode: Episode) -> dict[str, Any]:
 
 
 def save_episode(episode: Episode, path: str | Path) -> None:
-    """Write one episode as a JSON file; the file is there whole or not at all."""
+    """Write one episode as a JSON file; the file is there whole or not at all. Raises DataError if it cannot be."""
     path = Path(path)
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(episode_to_dict(episode), ensure_ascii=True, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
+    text = json.dumps(episode_to_dict(episode), ensure_ascii=True, indent=1) + "\n"
+    try:
+        try:
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def _plain(value: Any) -> Any:
@@ -38,4 +48,4 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
-    return value
+    return value.item() if isinstance(value, np.generic) else value

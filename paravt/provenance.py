@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import subprocess
 from importlib import metadata
 from pathlib import Path
+
+from paravt.errors import RecipeError
 
 _PACKAGES = ("paravt", "torch", "transformers", "av", "numpy")
 
@@ -22,6 +25,22 @@ def provenance() -> dict[str, str]:
     if revision is not None:
         out["git"] = revision + ("+" if _git("status", "--porcelain") else "")
     return out
+
+
+def claim_run(out: Path, recipe: str) -> None:
+    """Make a run's directory and write down how the run is made, or check that it is the same run.
+
+    Raises RecipeError if the directory holds a run of another recipe, or cannot be written to.
+    """
+    made = out / "recipe.json"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if made.exists() and made.read_text(encoding="utf-8") != recipe + "\n":
+            raise RecipeError(f"{out}: holds a run of another recipe; choose another --out")
+        made.write_text(recipe + "\n", encoding="utf-8")
+        (out / "versions.json").write_text(json.dumps(provenance(), indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise RecipeError(f"{out}: cannot be written to: {error.strerror or error}") from error
 
 
 def _git(*arguments: str) -> str | None:

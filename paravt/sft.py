@@ -21,10 +21,9 @@ from rich.progress import Progress, TextColumn
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
-from paravt.config import SFTRecipe, Stage
-from paravt.errors import RecipeError
+from paravt.config import PretrainedModel, SFTRecipe, Stage
 from paravt.models import QwenVL, load_model
-from paravt.provenance import provenance
+from paravt.provenance import claim_run
 from paravt.types import Frame, Trace
 
 
@@ -135,8 +134,7 @@ def run_sft(
     same for the same i: so a run that was stopped goes on after its last finished stage, to the same weights as if it
     had not been stopped. Raises RecipeError if `out` holds a run of another recipe.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    _claim(out, recipe)
+    claim_run(out, recipe.model_dump_json(indent=1))
     torch.set_num_threads(recipe.threads)
     model: QwenVL | None = None
     columns = (*Progress.get_default_columns(), TextColumn("loss {task.fields[loss]:.3f}"))
@@ -148,7 +146,7 @@ def run_sft(
                 progress.update(task, completed=stage.steps)
                 continue
             if model is None:
-                model = load_model(out / recipe.stages[number - 1].name) if number else new_model()
+                model = new_model() if number == 0 else _reload(out / recipe.stages[number - 1].name, recipe)
             traces = stage_traces(model, number)
             metrics = out / f"{stage.name}.jsonl"
             metrics.unlink(missing_ok=True)  # of an attempt that did not finish
@@ -160,11 +158,8 @@ def run_sft(
             (out / "last.txt").write_text(stage.name + "\n", encoding="utf-8")
 
 
-def _claim(out: Path, recipe: SFTRecipe) -> None:
-    """Write down how the run was made, or check that it is the same run."""
-    made = out / "recipe.json"
-    text = recipe.model_dump_json(indent=1) + "\n"
-    if made.exists() and made.read_text(encoding="utf-8") != text:
-        raise RecipeError(f"{out}: holds a run of another recipe; choose another --out")
-    made.write_text(text, encoding="utf-8")
-    (out / "versions.json").write_text(json.dumps(provenance(), indent=1) + "\n", encoding="utf-8")
+def _reload(checkpoint: Path, recipe: SFTRecipe) -> QwenVL:
+    """A finished stage's model, where and as the recipe wants it."""
+    if isinstance(recipe.model, PretrainedModel):
+        return load_model(checkpoint, recipe.model.dtype, recipe.model.device)
+    return load_model(checkpoint, "float32")

@@ -37,10 +37,10 @@ class LiveEpisode:
     """Shows an episode while it runs. Pass `on_event` to `run_episode`."""
 
     def __init__(self, console: Console) -> None:
-        self._live = Live(console=console, refresh_per_second=8, transient=True, get_renderable=self._render)
         self._status = "reading the overview"
         self._rows: dict[tuple[int, int], Crop | Window] = {}
         self._started = time.monotonic()
+        self._live = Live(console=console, refresh_per_second=8, transient=True, get_renderable=self._render)
 
     def __enter__(self) -> LiveEpisode:
         self._live.start()

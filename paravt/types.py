@@ -18,6 +18,7 @@ StopReason = Literal["stop", "length"]
 AnswerType = Literal["choice", "temporal", "open"]
 Dispatch = Literal["parallel", "sequential", "none"]
 Evidence = Literal["report", "frames", "both"]
+EndReason = Literal["answered", "no_call", "max_turns", "budget", "failed"]
 CallStatus = Literal["ran", "repaired", "bad", "failed", "timed_out", "skipped"]
 
 
@@ -270,8 +271,11 @@ class Episode:
     turns: tuple[Turn, ...]
     crops: tuple[Crop, ...]
     answer: str | None
+    end: EndReason = "answered"
+    """Why the agent's own turns ended: an answer, a turn without call or answer, no turns or no tokens left, a
+    failure. A forced final turn may have followed."""
     forced: bool = False
-    """True if the answer came from a forced final turn (never strict)."""
+    """True if the last turn was a forced final one (never strict)."""
     duration: float = 0.0
     """Of the video, in seconds."""
     overview_times: tuple[float, ...] = ()

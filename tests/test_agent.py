@@ -12,12 +12,15 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from conftest import CASES, LONG
 
 from paravt.agent import CropDone, CropStarted, EpisodeConfig, Event, run_episode
 from paravt.chat import text_message
+from paravt.engines.base import Completion, Prompt, Sampling
 from paravt.engines.scripted import Cut, Delayed, ScriptedEngine, Step
 from paravt.errors import EngineError
 from paravt.models import QwenVL
@@ -167,6 +170,15 @@ async def test_sequential_runs_the_first_call_of_a_turn(tiny: QwenVL) -> None:
     assert episode.scored
 
 
+async def test_a_call_of_a_tool_that_was_not_offered_is_bad(tiny: QwenVL) -> None:
+    config = EpisodeConfig(frame_budget=4, dispatch="none", force_answer=False)
+    episode = await run(scripted(tiny, [calls((0, 9))]), config)
+    assert not episode.turns[0].strict
+    assert len(episode.turns[0].calls) == 1
+    assert episode.turns[0].runnable == ()
+    assert episode.end == "no_call"
+
+
 async def test_no_dispatch_hides_the_tool_and_runs_nothing(tiny: QwenVL) -> None:
     episode = await run(
         scripted(tiny, [calls((0, 9))]), EpisodeConfig(frame_budget=4, dispatch="none", force_answer=False)
@@ -240,6 +252,69 @@ async def test_a_forced_answer_is_recorded_and_never_strict(tiny: QwenVL) -> Non
     assert not episode.turns[-1].strict
     assert episode.main.segments[2].text.endswith(f"{Prompts().final}<|im_end|>\n<|im_start|>assistant\n<answer>")
     assert "[0 - 9 seconds] x" in replies(episode)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [("C</answer>", "C"), ("C", "C"), ("<think>maybe A</think> B", "B"), ("", None)],
+)
+async def test_what_a_forced_turn_says_is_the_answer(tiny: QwenVL, text: str, answer: str | None) -> None:
+    episode = await run(scripted(tiny, ["hm", text]), EpisodeConfig(frame_budget=4))
+    assert (episode.answer, episode.forced, episode.end) == (answer, True, "no_call")
+
+
+async def test_a_turn_ended_by_another_stop_token_is_closed(tiny: QwenVL) -> None:
+    chat = tiny.chat
+
+    class EndOfText(ScriptedEngine):
+        async def generate(self, prompt: Prompt, sampling: Sampling, n: int = 1) -> list[Completion]:
+            (done,) = await super().generate(prompt, sampling, n)
+            if prompt.trace != "main" or len(self.prompts) > 1:
+                return [done]
+            ids = (*done.ids[:-1], chat.tokenizer.convert_tokens_to_ids("<|endoftext|>"))
+            return [replace(done, ids=ids, text=done.text.replace("<|im_end|>", "<|endoftext|>"))]
+
+    engine = EndOfText(chat, {"main": [calls((0, 9)), ANSWER], "crop/0/0": ["x"]})
+    episode = await run(engine)
+    assert episode.main.segments[1].text.endswith("</tool_call><|endoftext|>")
+    assert replies(episode).startswith("<|im_end|>\n<|im_start|>user\n<tool_response>")
+    assert episode.answer == "B"
+    assert "<|endoftext|>" not in episode.turns[0].text
+
+
+async def test_when_the_tokens_run_out_an_answer_is_still_asked_for(tiny: QwenVL) -> None:
+    def engine() -> ScriptedEngine:
+        return scripted(tiny, [calls((0, 9)), calls((10, 19)), "B</answer>"], crop_0_0=["x"], crop_1_0=["y " * 400])
+
+    short = await run(engine(), EpisodeConfig(frame_budget=4))
+    limit = len(short.main.segments[0].ids) + 400
+    episode = await run(engine(), EpisodeConfig(frame_budget=4, max_context_tokens=limit))
+    assert (episode.answer, episode.forced, episode.end, episode.scored) == ("B", True, "budget", True)
+    assert len(episode.main.ids) <= limit
+    trained = await run(engine(), EpisodeConfig(frame_budget=4, max_context_tokens=limit, force_answer=False))
+    assert len(trained.main.ids) <= limit
+
+
+async def test_an_overview_that_does_not_fit_is_nobodys_wrong_answer(tiny: QwenVL) -> None:
+    episode = await run(scripted(tiny, [ANSWER]), EpisodeConfig(frame_budget=64, max_context_tokens=300))
+    assert (episode.scored, episode.turns, episode.end) == (False, (), "failed")
+    assert "ask for fewer frames" in episode.errors[0].message
+
+
+async def test_error_replies_do_not_show_where_the_file_is(tiny: QwenVL, tmp_path: Path) -> None:
+    path = tmp_path / "clip.mp4"
+    path.write_bytes(Path(LONG).read_bytes())
+
+    class Vanish(ScriptedEngine):
+        async def generate(self, prompt: Prompt, sampling: Sampling, n: int = 1) -> list[Completion]:
+            path.unlink(missing_ok=True)
+            return await super().generate(prompt, sampling, n)
+
+    engine = Vanish(tiny.chat, {"main": [calls((0.5, 9)), ANSWER]})
+    episode = await run(engine, sample=Sample("s", str(path), "?"))
+    assert episode.crops[0].status == "failed"
+    assert str(tmp_path) not in episode.main.text
+    assert str(path) in episode.errors[0].message
 
 
 async def test_a_turn_without_calls_or_answer_ends_the_episode(tiny: QwenVL) -> None:
@@ -352,3 +427,9 @@ def test_budgets_are_checked_when_they_are_given() -> None:
         EpisodeConfig(frame_budget=0)
     with pytest.raises(ValueError, match="call_timeout"):
         EpisodeConfig(call_timeout=-1)
+    with pytest.raises(ValueError, match="temperature"):
+        EpisodeConfig(temperature=math.nan)
+    with pytest.raises(ValueError, match="max_context_tokens"):
+        EpisodeConfig(max_context_tokens=-5)
+    with pytest.raises(ValueError, match="more than max_frames"):
+        EpisodeConfig(frame_budget=16, max_frames=2)

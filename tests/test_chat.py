@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from paravt.chat import APPEND_ONLY_TEMPLATE, TokenChat, seconds, text_message
+from paravt.engines.base import Completion
 from paravt.errors import EngineError, ModelError
 from paravt.models import QwenVL
-from paravt.types import Frame, ImagePart, Message, TextPart
+from paravt.prompts import Prompts
+from paravt.types import Frame, ImagePart, Message, TextPart, Usage, VideoPart
 
 # As some "thinking" checkpoints have it: reasoning is dropped from every turn but the last.
 REWRITING_TEMPLATE = """{%- for m in messages -%}
@@ -49,8 +52,8 @@ def test_increments_continue_what_the_template_renders_whole(tiny: QwenVL) -> No
          *({"role": m.role, "content": m.text} for m in more)],
         chat_template=APPEND_ONLY_TEMPLATE, add_generation_prompt=True, tokenize=False,
     )  # fmt: skip
-    assert start.text + turn + "<|im_end|>" + tiny.chat.reply(more, "stop").text == whole
-    assert start.text + turn + tiny.chat.reply(more, "length").text == whole
+    assert start.text + turn + "<|im_end|>" + tiny.chat.reply(more, closed=True).text == whole
+    assert start.text + turn + tiny.chat.reply(more, closed=False).text == whole
 
 
 def test_our_template_renders_tools_and_images_as_the_processor_does(tiny: QwenVL) -> None:
@@ -92,12 +95,42 @@ def test_an_uncleaned_placeholder_is_an_error(tiny: QwenVL) -> None:
     assert tiny.chat.clean("<|image_<|image_pad|>pad|>") == ""
 
 
-def test_sampled_vision_tokens_are_an_engine_error(tiny: QwenVL) -> None:
-    tiny.chat.check_sampled([99, tiny.chat.end_id])
-    with pytest.raises(EngineError, match="vision token"):
-        tiny.chat.check_sampled([99, tiny.chat.image_id])
+def completion(tiny: QwenVL, text: str = "a<|im_end|>", **changes: object) -> Completion:
+    ids = tuple(tiny.chat.tokenizer.encode(text, add_special_tokens=False))
+    made = Completion(ids, text, (0.0,) * len(ids), "stop", 0, Usage(1, len(ids)))
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def test_a_completion_must_be_what_was_sampled(tiny: QwenVL) -> None:
+    tiny.chat.check(completion(tiny))
+    tiny.chat.check(completion(tiny, "a", stop_reason="length"))
+    tiny.chat.check(completion(tiny, "a<|endoftext|>"))
+    for wrong, message in [
+        (completion(tiny, "a<|image_pad|><|im_end|>"), "vision token"),
+        (completion(tiny, logprobs=None), "log-probability"),
+        (completion(tiny, logprobs=(0.0,)), "log-probability"),
+        (completion(tiny, ids=(), logprobs=()), "no ids"),
+        (completion(tiny, stop_reason="length"), "says otherwise"),
+        (completion(tiny, "a", stop_reason="stop"), "says otherwise"),
+        (replace(completion(tiny), text="b<|im_end|>"), "not what its ids spell"),
+    ]:
+        with pytest.raises(EngineError, match=message):
+            tiny.chat.check(wrong)
 
 
 @pytest.mark.parametrize(("value", "text"), [(320.0, "320"), (12.5, "12.5"), (0.04, "0"), (3599.96, "3600")])
 def test_times_in_prompts(value: float, text: str) -> None:
     assert seconds(value) == text
+
+
+def test_a_whole_video_is_not_rendered_in_silence(tiny: QwenVL) -> None:
+    with pytest.raises(EngineError, match="give a video as frames"):
+        tiny.chat.open([Message("user", (VideoPart("v.mp4"), TextPart("q")))])
+
+
+def test_prompts_with_unknown_placeholders_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"prompt crop: .*\$start"):
+        Prompts(crop="it costs $5")
+    with pytest.raises(ValueError, match="prompt question"):
+        Prompts(question="$questoin")
+    assert Prompts(crop="from $start, it costs $$5").crop

@@ -17,6 +17,7 @@ import torch
 from paravt.engines.base import Completion, Prompt, Sampling
 from paravt.engines.kv import KVPool, PrefixStore, common_prefix
 from paravt.engines.local import LocalEngine
+from paravt.engines.requests import Request
 from paravt.errors import EngineError
 from paravt.lab.tiny import TinyShape, build_model, build_processor, train_tokenizer
 from paravt.models import QwenVL
@@ -507,15 +508,57 @@ async def test_a_failing_model_fails_its_requests_and_the_engine_goes_on(
     check(model, prompt(model), done)
 
 
-async def test_a_dying_worker_fails_its_callers(model: QwenVL, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(LocalEngine, "_prefill"), (LocalEngine, "_step"), (LocalEngine, "_apply"), (Request, "sequences")],
+)
+async def test_a_dying_worker_fails_its_callers(
+    model: QwenVL, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+) -> None:
+    def bug(*_: object) -> None:
+        raise ZeroDivisionError
+
     monkeypatch.setattr("threading.excepthook", lambda _: None)
-    engine = LocalEngine(model)
-    monkeypatch.setattr(engine, "_step", lambda: 1 / 0)
-    with pytest.raises(EngineError, match="died"):
-        await engine.generate(prompt(model), T0)
+    monkeypatch.setattr(owner, name, bug)
+    engine = LocalEngine(model, max_batch=2)
+    calls = engine.submit([(prompt(model, "what " * i), T0, 3) for i in range(3)])  # more than run at once
+    jobs = [
+        *calls,
+        asyncio.ensure_future(engine.load_policy(1, None)),
+        asyncio.ensure_future(engine.generate(prompt(model), T0)),
+    ]
+    results = await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), 20)
+    failed = [str(result) for result in results if isinstance(result, EngineError)]
+    if name == "_apply":  # after the requests before it
+        assert [isinstance(result, list) for result in results] == [True, True, True, False, False]
+    else:
+        assert len(failed) == len(jobs)
+    assert all("died" in message or "closed" in message for message in failed)
     with pytest.raises(EngineError, match="closed"):
         await engine.generate(prompt(model), T0)
     await engine.close()
+
+
+async def test_weights_that_are_none_are_refused_and_the_engine_goes_on(
+    model: QwenVL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = model.module.state_dict()
+    async with LocalEngine(model) as engine:
+        for convert in (np.asarray, torch.Tensor.tolist):
+            weights = {name: convert(weight) for name, weight in state.items()}
+            with pytest.raises(EngineError, match=r"^weights of policy 1 are no tensors at .*\(\d+ in all\)$"):
+                await asyncio.wait_for(engine.load_policy(1, weights), 20)
+
+        def out_of_memory(*_: object, **__: object) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 1 TiB")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(model.module), "load_state_dict", out_of_memory)
+            with pytest.raises(EngineError, match=r"the model failed: CUDA out of memory\.$"):
+                await asyncio.wait_for(engine.load_policy(1, state), 20)
+        (done,) = await engine.generate(prompt(model), T0)
+    assert done.policy_version == 0
+    check(model, prompt(model), done)
 
 
 async def test_close_fails_what_runs_and_what_comes(endless: QwenVL) -> None:

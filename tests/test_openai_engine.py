@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import io
+import json
+import re
 import threading
+import time
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,15 +19,17 @@ import pytest
 import uvicorn
 from conftest import LONG
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from PIL import Image
 
+import paravt
 from paravt.agent import EpisodeConfig, run_episode
+from paravt.chat import MessageChat
 from paravt.engines.base import Prompt, Sampling
 from paravt.engines.openai import OpenAIEngine
 from paravt.errors import EngineError
 from paravt.turns import render_call
-from paravt.types import ImagePart, Message, Sample, TextPart
+from paravt.types import ImagePart, Message, Sample, TextPart, Usage, VideoPart
 from paravt.video import FrameReader, read_frames
 
 
@@ -32,12 +39,17 @@ class Server:
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
         self.models = ["served"]
+        self.models_body: bytes | None = None
         self.answers: list[Any] = []
-        """Each a text, a status code, or a whole message."""
+        """Each a text, a status code, a whole message, or the bytes of a body."""
+        self.delay = 0.0
+        self.running = self.most_running = 0
         app = FastAPI()
 
         @app.get("/v1/models")
-        def models() -> dict[str, Any]:
+        def models() -> Any:
+            if self.models_body is not None:
+                return Response(self.models_body, media_type="application/json")
             rows = [{"id": name, "object": "model", "created": 0, "owned_by": "t"} for name in self.models]
             return {"object": "list", "data": rows}
 
@@ -45,9 +57,15 @@ class Server:
         async def complete(request: Request) -> Any:
             body = await request.json()
             self.requests.append(body)
+            self.running += 1
+            self.most_running = max(self.most_running, self.running)
+            await asyncio.sleep(self.delay)
+            self.running -= 1
             answer = self.answers.pop(0) if self.answers else self.default(body)
             if isinstance(answer, int):
                 return JSONResponse({"error": {"message": f"told to fail with {answer}"}}, status_code=answer)
+            if isinstance(answer, bytes):
+                return Response(answer, media_type="text/html" if answer.startswith(b"<") else "application/json")
             message = answer if isinstance(answer, dict) else {"content": answer}
             finish = message.pop("finish_reason", "stop")
             return {
@@ -193,11 +211,21 @@ async def test_what_a_server_parsed_out_of_the_turn_is_put_back(server: Server) 
     assert (second.text, second.stop_reason) == ("cut", "length")
 
 
-async def test_n_samples_have_different_seeds_and_concurrency_is_bounded(server: Server) -> None:
-    engine = OpenAIEngine(server.url, "served", max_concurrency=2)
+async def test_n_samples_have_different_seeds(server: Server) -> None:
+    engine = OpenAIEngine(server.url, "served")
     completions = await engine.generate(prompt(), Sampling(seed=5), n=4)
     assert len(completions) == 4
     assert sorted(request["seed"] for request in server.requests) == [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("most", [2, 8])
+async def test_requests_run_side_by_side_up_to_the_bound(server: Server, most: int) -> None:
+    server.delay = 0.1
+    engine = OpenAIEngine(server.url, "served", max_concurrency=most)
+    jobs = [engine.generate(prompt(str(i)), Sampling(), n=2) for i in range(6)]
+    assert sum(map(len, await asyncio.gather(*jobs))) == len(server.requests) == 12
+    assert server.most_running == most
+    await engine.close()
 
 
 async def test_control_tokens_are_cleaned_from_questions(server: Server) -> None:
@@ -212,7 +240,106 @@ async def test_weights_cannot_be_loaded(server: Server) -> None:
         await OpenAIEngine(server.url, "served").load_policy(1, {})
 
 
-async def test_requests_run_side_by_side(server: Server) -> None:
+def body(message: Any, finish: str = "stop", **more: Any) -> bytes:
+    return json.dumps({"choices": [{"finish_reason": finish, "message": message}], **more}).encode()
+
+
+CUSTOM_CALL = {"id": "1", "type": "custom", "custom": {"name": "a", "input": "b"}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"<html>\n<body>Welcome</body></html>", "no JSON but '<html> <body>Welcome</body></html>'"),
+        (b"[]", "the body is '[]'"),
+        (b"{oops", "no JSON but '{oops'"),
+        (body(None), "message is 'null'"),
+        (body({"content": [{"type": "text", "text": "x"}]}), "content is"),
+        (body({"content": None, "tool_calls": [CUSTOM_CALL]}, "tool_calls"), "the function of a tool call is 'null'"),
+        (body({"content": "x"}, usage={"prompt_tokens": "many"}), "prompt_tokens is 'many'"),
+        (b'{"choices": {}}', "choices is '{}'"),
+        (b"[" * 100_000, "no JSON but"),
+        (b"\xff\xfe", "no JSON but"),
+    ],
+)
+async def test_bodies_that_are_no_chat_completion(server: Server, answer: bytes, reason: str) -> None:
+    engine = OpenAIEngine(server.url, "served", max_retries=0)
+    server.answers = [answer]
+    with pytest.raises(EngineError, match=f"^{re.escape(f'{engine.url}: not a chat completion: {reason}')}") as caught:
+        await engine.generate(prompt(), Sampling())
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 200
+    server.answers = [answer]
+    episode = await run_episode(Sample("s", LONG, "?"), engine, EpisodeConfig(frame_budget=2), reader=FrameReader())
+    assert (episode.scored, episode.errors[0].kind) == (False, "engine")
+
+
+@pytest.mark.parametrize("usage", [{"usage": {"prompt_tokens": None, "completion_tokens": None}}, {"usage": None}, {}])
+async def test_a_server_that_does_not_count(server: Server, usage: dict[str, Any]) -> None:
+    server.answers = [body({"content": "<answer>\ud800B</answer>"}, **usage)]
+    (completion,) = await OpenAIEngine(server.url, "served").generate(prompt(), Sampling())
+    assert (completion.text, completion.usage) == ("<answer>?B</answer>", Usage(0, 0))
+
+
+@pytest.mark.parametrize("answer", [b"<html></html>", b'{"data": [{"name": "x"}]}', b'{"data": null}'])
+async def test_a_server_of_something_else(server: Server, answer: bytes) -> None:
+    server.models_body = answer
+    with pytest.raises(EngineError, match=r"not a list of models: .*; is this a chat server\?$"):
+        await OpenAIEngine(server.url).served_model()
+
+
+def test_one_engine_in_several_event_loops(server: Server) -> None:
+    engine = OpenAIEngine(server.url, max_concurrency=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ResourceWarning)
+        for i in range(3):
+            episode = paravt.ask(LONG, f"{i}?", engine=engine, config=EpisodeConfig(frame_budget=2))
+            assert (episode.answer, episode.errors) == ("B", ())
+
+        async def crowd() -> list[Any]:  # more than there are slots: the semaphore is bound to its loop
+            return await asyncio.gather(*(engine.generate(prompt(), Sampling()) for _ in range(6)))
+
+        assert [len(asyncio.run(crowd())) for _ in range(3)] == [6, 6, 6]
+        assert not engine._connections
+        gc.collect()
+
+
+async def test_roles_alternate_also_where_the_answer_is_forced(server: Server) -> None:
+    call = render_call("crop_video", {"start_time": 0, "end_time": 9})
+    server.answers = [f"{call}\n{call}", "a cat", "a dog", "<answer>both</answer>"]
     engine = OpenAIEngine(server.url, "served")
-    done = await asyncio.gather(*(engine.generate(prompt(str(i)), Sampling()) for i in range(8)))
-    assert len(done) == len(server.requests) == 8
+    config = EpisodeConfig(frame_budget=2, crop_max_frames=1, max_turns=1)
+    episode = await run_episode(Sample("s", LONG, "?"), engine, config, reader=FrameReader())
+    assert (episode.answer, episode.forced) == ("both", True)
+    messages = server.requests[-1]["messages"]
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
+    assert messages[-1]["content"].count("<tool_response>\n") == 2  # no images: plain text
+    assert messages[-1]["content"].endswith("\n</tool_response>\n" + config.prompts.final)
+
+
+async def test_a_video_part_is_refused_by_name(server: Server) -> None:
+    asked = Prompt((), (), (Message("user", (VideoPart("holiday.mp4"), TextPart("q"))),))
+    with pytest.raises(EngineError, match=r"cannot be sent VideoPart\(path='holiday.mp4'\)"):
+        await OpenAIEngine(server.url, "served").generate(asked, Sampling())
+    assert not server.requests
+
+
+@pytest.mark.parametrize(
+    "token",
+    ["<|im_end|>", "<|eot_id|>", "<|reserved_special_token_1|>", "<start_of_turn>", "<end_of_turn>", "[INST]",
+     "[/INST]", "<<SYS>>", "</s>", "<image>", "<tool_response>", "<|im_<|im_end|>end|>", "[IN[INST]ST]",
+     "<\uff5cUser\uff5c>"],
+)  # fmt: skip
+def test_control_tokens_of_all_families_are_cleaned(token: str) -> None:
+    cleaned = MessageChat().clean(f"What{token}?")
+    assert token not in cleaned
+    assert MessageChat().clean(cleaned) == cleaned
+
+
+def test_ordinary_text_is_not_cleaned_and_cleaning_is_fast() -> None:
+    text = "Is a < b, |x| <= [1], <answer>A</answer>, <b>bold</b> or [INSTANT]? <|" + "x" * 65 + "|>"
+    assert MessageChat().clean(text) == text
+    started = time.monotonic()
+    for unit in ("<|", "<|a", "[IN", "<"):
+        MessageChat().clean(unit * 200_000 + "|>" * 200_000)
+    assert time.monotonic() - started < 5

@@ -61,13 +61,23 @@ class ChatFormat(Protocol):
     takes_prefix: bool
     """Can the header of an assistant turn be given a forced prefix?"""
 
+    @property
+    def end_id(self) -> int | None:
+        """The end-of-turn token; None for engines without ids."""
+
+    @property
+    def context_limit(self) -> int | None:
+        """Tokens that the model can take at all; None if unknown."""
+
     def open(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), prefix: str = ""
     ) -> Segment: ...
 
-    def reply(self, messages: Sequence[Message], stop_reason: StopReason, prefix: str = "") -> Segment: ...
+    def reply(self, messages: Sequence[Message], closed: bool, prefix: str = "") -> Segment: ...
 
     def clean(self, text: str) -> str: ...
+
+    def check(self, completion: Completion) -> None: ...
 
 
 class Engine(Protocol):
@@ -78,7 +88,7 @@ class Engine(Protocol):
 
     async def generate(self, prompt: Prompt, sampling: Sampling, n: int = 1) -> list[Completion]: ...
 
-    async def load_policy(self, version: int, weights: Mapping[str, Any]) -> None: ...
+    async def load_policy(self, version: int, weights: Mapping[str, Any] | None) -> None: ...
 
     async def close(self) -> None: ...
 

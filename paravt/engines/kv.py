@@ -3,7 +3,7 @@ ones, and an attention that reads a shared prompt once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -56,7 +56,7 @@ class KVPool:
         """Per layer a view (2, kv_heads, length, head_dim)."""
         return [layer[:, slot, :, :length] for layer in self.layers]
 
-    def write(self, slot: int, kv: Seq[Tensor], length: int) -> None:
+    def write(self, slot: int, kv: Sequence[Tensor], length: int) -> None:
         """Put the first `length` tokens of `kv`, as `read` gives it, into `slot`."""
         for layer, source in zip(self.layers, kv, strict=True):
             layer[:, slot, :, :length] = source[:, :, :length]
@@ -108,7 +108,7 @@ def shared_prefix_attention(
     values: Tensor,
     own_mask: Tensor,
     scaling: float,
-    trunks: Seq[Trunk],
+    trunks: Sequence[Trunk],
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attention of one new token per row that reads what rows share once, where decoding reads it for every row.
@@ -149,7 +149,7 @@ class StoredPrefix:
         return _bytes(self.kv)
 
 
-def _bytes(kv: Seq[Tensor]) -> int:
+def _bytes(kv: Sequence[Tensor]) -> int:
     return sum(layer.numel() * layer.element_size() for layer in kv)
 
 
@@ -176,7 +176,7 @@ class PrefixStore:
         self.entries.remove(entry)
         self.entries.append(entry)
 
-    def add(self, key: np.ndarray, kv: Seq[Tensor]) -> None:
+    def add(self, key: np.ndarray, kv: Sequence[Tensor]) -> None:
         """Store a copy. Entries that the new one continues go; nothing is stored that an entry already holds."""
         entry, length = self.longest(key)
         if entry is not None and length == len(key):

@@ -19,8 +19,7 @@ import asyncio
 import math
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +33,7 @@ from torch import Tensor
 from paravt.chat import TokenChat
 from paravt.engines.base import Completion, Prompt, Sampling
 from paravt.engines.kv import SHARED_PREFIX, Block, KVPool, PrefixStore, StoredPrefix, Trunk, common_prefix
-from paravt.engines.requests import Request, Sequence, Update, fail, resolve
+from paravt.engines.requests import Request, TokenSequence, Update, fail, resolve
 from paravt.errors import EngineError
 from paravt.models import QwenVL, load_model
 from paravt.types import Frame
@@ -49,8 +48,8 @@ class EngineStats:
     passes: int = 0
 
 
-_Source: TypeAlias = Sequence | StoredPrefix | None
-_Admission: TypeAlias = tuple[Sequence, _Source, int]
+_Source: TypeAlias = TokenSequence | StoredPrefix | None
+_Admission: TypeAlias = tuple[TokenSequence, _Source, int]
 
 
 class LocalEngine:
@@ -81,8 +80,11 @@ class LocalEngine:
         self._store = PrefixStore(prefix_cache_bytes)
         self._banned = torch.tensor(model.banned_ids, device=model.device)
         self._inbox: queue.SimpleQueue[list[Request] | Update | None] = queue.SimpleQueue()
-        self._waiting: list[Sequence | Update] = []
-        self._active: list[Sequence] = []  # in the order of their slots
+        # What was asked stays in one of these lists until it runs or has its answer: whatever kills the worker, the
+        # callers of what is left in them hear of it.
+        self._arrived: list[Request] = []
+        self._waiting: list[TokenSequence | Update] = []
+        self._active: list[TokenSequence] = []  # in the order of their slots
         self._closed = False
         self._lock = threading.Lock()  # between a last request and the end of the worker
         self._thread = threading.Thread(target=self._work, name="paravt-local-engine", daemon=True)
@@ -100,22 +102,19 @@ class LocalEngine:
         return self.model.chat
 
     async def generate(self, prompt: Prompt, sampling: Sampling, n: int = 1) -> list[Completion]:
-        if n < 1:
-            raise ValueError(f"n must be at least 1, got {n}")
-        request = Request(prompt, sampling, n)
-        self._submit([request])
-        return await asyncio.wrap_future(request.future)
+        (answer,) = self.submit([(prompt, sampling, n)])
+        return await answer
 
-    async def generate_batch(self, calls: Seq[tuple[Prompt, Sampling, int]]) -> list[list[Completion] | BaseException]:
-        """Many calls of `generate` that arrive as one, in this order; what one of them raises is its result."""
+    def submit(self, calls: Sequence[tuple[Prompt, Sampling, int]]) -> list[asyncio.Future[list[Completion]]]:
+        """Many calls of `generate` that arrive as one, in this order. Cancelling a future frees what its call held."""
         requests = [Request(*call) for call in calls]
         self._submit(requests)
-        futures = [asyncio.wrap_future(request.future) for request in requests]
-        return await asyncio.gather(*futures, return_exceptions=True)
+        return [asyncio.wrap_future(request.future) for request in requests]
 
-    async def load_policy(self, version: int, weights: Mapping[str, Any]) -> None:
+    async def load_policy(self, version: int, weights: Mapping[str, Any] | None) -> None:
         """Replace the weights once the requests made before have ended; requests made later wait for that.
 
+        None if whoever shares the module has changed them in place: what was computed with the old ones is dropped.
         Raises EngineError, and changes nothing, if names or shapes differ from the model's.
         """
         update = Update(version, weights)
@@ -158,7 +157,7 @@ class LocalEngine:
                     job = self._inbox.get()
                     for left in job if isinstance(job, list) else filter(None, [job]):
                         fail(left.future, reason)
-            for item in [*self._active, *self._waiting]:
+            for item in [*self._active, *self._waiting, *self._arrived]:
                 fail(item.future, reason)
             self._pool.clear()
             self._store.clear()
@@ -179,11 +178,14 @@ class LocalEngine:
             if isinstance(job, Update):
                 self._waiting.append(job)
                 continue
-            for request in job:
+            self._arrived += job
+            while self._arrived:
+                request = self._arrived[0]
                 try:
-                    self._waiting.extend(request.sequences(self.model))
+                    self._waiting += request.sequences(self.model)
                 except (ValueError, EngineError) as error:
                     fail(request.future, one_line(error))
+                del self._arrived[0]
 
     def _drop_dead(self) -> None:
         """Forget what was cancelled or has failed."""
@@ -200,14 +202,15 @@ class LocalEngine:
             self._active[slot] = last
 
     def _admit(self) -> None:
-        while self._waiting and isinstance(self._waiting[0], Update) and not self._active:
-            self._apply(self._waiting.pop(0))  # type: ignore[arg-type]
+        while self._waiting and isinstance(update := self._waiting[0], Update) and not self._active:
+            self._guard([update], partial(self._apply, update))
+            del self._waiting[0]
         budget = self._prefill_tokens
         while budget > 0 and (batch := self._next_batch(budget)):
             rows = [sequence for sequence, _, _ in batch]
+            ran = self._guard(rows, partial(self._prefill, batch))
             self._waiting = [item for item in self._waiting if item not in rows]
-            if self._guard(rows, partial(self._prefill, batch)):
-                self._active += rows
+            self._active += rows if ran else []
             budget -= len(rows) * max(row.prompt_length - 1 - row.reused for row in rows)
 
     def _next_batch(self, budget: int) -> list[_Admission]:
@@ -234,7 +237,7 @@ class LocalEngine:
             widest, useful = max(widest, feed), useful + feed
         return batch
 
-    def _longest_prefix(self, sequence: Sequence) -> tuple[_Source, int]:
+    def _longest_prefix(self, sequence: TokenSequence) -> tuple[_Source, int]:
         # A match cannot end inside an image: a key holds whole images, and equal values in it mean equal images.
         source: _Source
         source, length = self._store.longest(sequence.prompt_key)
@@ -243,28 +246,19 @@ class LocalEngine:
                 source, length = other, shared
         return source, length
 
-    def _guard(self, rows: Seq[Sequence], action: Callable[[], None]) -> bool:
-        """Run a step of the model. What torch raises (out of memory, bad shapes) fails the requests of these rows."""
+    def _guard(self, items: Sequence[TokenSequence | Update], action: Callable[[], None]) -> bool:
+        """Run a step of the model. What torch raises (out of memory, bad shapes) fails the requests of these items."""
         try:
             action()
-        except (RuntimeError, ValueError) as error:
-            for row in rows:
-                fail(row.future, f"the model failed: {one_line(error)}")
+        except (RuntimeError, ValueError, EngineError) as error:
+            what = "" if isinstance(error, EngineError) else "the model failed: "
+            for item in items:
+                fail(item.future, what + one_line(error))
             return False
         return True
 
     def _apply(self, update: Update) -> None:
-        module = self.model.module
-        current = module.state_dict()
-        tied = set(module.all_tied_weights_keys)
-        missing = sorted(current.keys() - update.weights.keys() - tied)
-        unknown = sorted(update.weights.keys() - current.keys())
-        shapes = sorted(n for n, w in update.weights.items() if n in current and w.shape != current[n].shape)
-        for what, names in (("lack", missing), ("have no place for", unknown), ("differ in shape at", shapes)):
-            if names:
-                reason = f"weights of policy {update.version} {what} {names[0]} ({len(names)} in all)"
-                return fail(update.future, reason)
-        module.load_state_dict(dict(update.weights), strict=False)  # checked above; only tied names may be absent
+        update.load(self.model.module)
         self._store.clear()
         self.policy_version = update.version
         resolve(update.future, None)
@@ -287,7 +281,7 @@ class LocalEngine:
         if any(feeds):
             self._forward(rows, first, feeds)
 
-    def _forward(self, rows: Seq[Sequence], first: int, feeds: Seq[int]) -> Tensor:
+    def _forward(self, rows: Sequence[TokenSequence], first: int, feeds: Sequence[int]) -> Tensor:
         """Feed each row its next `feeds[r]` tokens; the rows sit in the slots from `first` on. Returns the last
         layer's states (B, max(feeds), hidden), of which those beyond a row's feed mean nothing."""
         module, device = self.model.module, self.model.device
@@ -331,7 +325,7 @@ class LocalEngine:
         self.stats.encoded_images += len({frame.key for frame in frames})
         return output.last_hidden_state  # type: ignore[no-any-return]
 
-    def _trunks(self, rows: Seq[Sequence], width: int) -> list[Trunk]:
+    def _trunks(self, rows: Sequence[TokenSequence], width: int) -> list[Trunk]:
         """The prompts that the rows share while they decode; nothing unless that at least halves what is read.
 
         In float32 only: the scores are products in the model's precision, which torch's own kernels do better.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -20,20 +19,38 @@ from paravt.types import Frame, StopReason, Usage
 class Update:
     """A call of `load_policy`."""
 
-    def __init__(self, version: int, weights: Mapping[str, Any]) -> None:
+    def __init__(self, version: int, weights: Mapping[str, Any] | None) -> None:
         self.version, self.weights = version, weights
         self.future: Future[None] = Future()
+
+    def load(self, module: Any) -> None:
+        """Put the weights into the model. Raises EngineError, with nothing changed, if names or shapes differ."""
+        if self.weights is None:
+            return
+        current, weights = module.state_dict(), self.weights
+        tensors = {name: weight for name, weight in weights.items() if isinstance(weight, torch.Tensor)}
+        for what, names in (
+            ("lack", current.keys() - weights.keys() - set(module.all_tied_weights_keys)),
+            ("have no place for", weights.keys() - current.keys()),
+            ("are no tensors at", weights.keys() - tensors.keys()),
+            ("differ in shape at", {n for n, w in tensors.items() if n in current and w.shape != current[n].shape}),
+        ):
+            if names:
+                raise EngineError(f"weights of policy {self.version} {what} {min(names)} ({len(names)} in all)")
+        module.load_state_dict(tensors, strict=False)  # checked above; only tied names may be absent
 
 
 class Request:
     """A call of `generate`."""
 
     def __init__(self, prompt: Prompt, sampling: Sampling, n: int) -> None:
+        if n < 1:
+            raise ValueError(f"n must be at least 1, got {n}")
         self.prompt, self.sampling = prompt, sampling
         self.future: Future[list[Completion]] = Future()
         self.completions: list[Completion | None] = [None] * n
 
-    def sequences(self, model: QwenVL) -> list[Sequence]:
+    def sequences(self, model: QwenVL) -> list[TokenSequence]:
         """Raises EngineError or ValueError for a prompt that the model cannot take."""
         ids, frames = self.prompt.ids, self.prompt.images
         config = model.module.config.text_config
@@ -48,10 +65,10 @@ class Request:
         generated = np.broadcast_to(np.arange(after, after + max_tokens), (3, max_tokens))
         positions = np.concatenate([positions, generated], 1)
         samples = range(len(self.completions))
-        return [Sequence(self, i, key, starts, positions, max_tokens, model.device) for i in samples]
+        return [TokenSequence(self, i, key, starts, positions, max_tokens, model.device) for i in samples]
 
 
-class Sequence:
+class TokenSequence:
     """One sample of a request. The pool holds the keys and values of its first `length` tokens."""
 
     def __init__(
@@ -78,7 +95,7 @@ class Sequence:
         self._image_starts, self._max_tokens = image_starts, max_tokens
         self.generator = torch.Generator(device).manual_seed(stable_seed(request.sampling.seed, index))
 
-    def frames_from(self, start: int) -> Seq[Frame]:
+    def frames_from(self, start: int) -> Sequence[Frame]:
         return self.request.prompt.images[int(np.searchsorted(self._image_starts, start)) :]
 
     def append(self, token: int, logprob: float) -> None:
@@ -105,7 +122,7 @@ class Sequence:
             resolve(self.future, done)
 
 
-def prefix_key(ids: Seq[int], frames: Seq[Frame], chat: TokenChat) -> tuple[np.ndarray, np.ndarray]:
+def prefix_key(ids: Sequence[int], frames: Sequence[Frame], chat: TokenChat) -> tuple[np.ndarray, np.ndarray]:
     """What identifies a prompt to the prefix cache: its ids, with a negative value from the frame's content (and
     size) in place of each placeholder. Also where the images start. Raises EngineError if frames and ids disagree."""
     key = np.array(ids, np.int64)

@@ -84,7 +84,7 @@ class ScriptedEngine:
         self._taken[prompt.trace] += 1
         return steps[taken]
 
-    async def load_policy(self, version: int, weights: Mapping[str, Any]) -> None:
+    async def load_policy(self, version: int, weights: Mapping[str, Any] | None) -> None:
         self._version = version
 
     async def close(self) -> None:

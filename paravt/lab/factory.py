@@ -1,4 +1,4 @@
-"""What supervised training in the lab starts from and learns from."""
+"""What training in the lab starts from and learns from."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from paravt.config import PretrainedModel, SFTRecipe
+from paravt.config import PretrainedModel, QuestionFile, RLRecipe, SFTRecipe
+from paravt.data import read_samples
 from paravt.engines.base import stable_seed
+from paravt.lab.score import true_reports
 from paravt.lab.teacher import Mixture, phrases, traces
 from paravt.lab.tiny import DEFAULT_SHAPE, TinyShape, build_model, build_processor, train_tokenizer
+from paravt.lab.world import WorldReader, question
 from paravt.models import QwenVL, load_model
+from paravt.rl import run_rl
 from paravt.sft import run_sft
 from paravt.types import Trace
+from paravt.video import FrameReader
 
 
 def new_model(shape: TinyShape = DEFAULT_SHAPE, seed: int = 0) -> QwenVL:
@@ -27,8 +32,8 @@ def new_model(shape: TinyShape = DEFAULT_SHAPE, seed: int = 0) -> QwenVL:
     return QwenVL(build_model(tokenizer, shape, seed), build_processor(tokenizer, shape))
 
 
-def train(recipe: SFTRecipe, out: Path, console: Console) -> None:
-    """Run a recipe; see `run_sft`."""
+def train_sft(recipe: SFTRecipe, out: Path, console: Console) -> None:
+    """Run a recipe of supervised training; see `run_sft`."""
 
     def start() -> QwenVL:
         if isinstance(recipe.model, PretrainedModel):
@@ -37,7 +42,16 @@ def train(recipe: SFTRecipe, out: Path, console: Console) -> None:
 
     def stage_traces(model: QwenVL, number: int) -> Iterator[Trace]:
         data = recipe.stages[number].data
-        mixture = Mixture(data.kinds, data.budgets, data.crop_frames)
+        mixture = Mixture(data.kinds, data.budgets, data.lengths, data.crop_frames)
         return traces(model.chat, mixture, stable_seed(recipe.seed, number))
 
     run_sft(recipe, out, console, start, stage_traces)
+
+
+def train_rl(recipe: RLRecipe, out: Path, console: Console, resume: str = "auto") -> None:
+    """Run a recipe of reinforcement learning; see `run_rl`."""
+    if isinstance(recipe.data, QuestionFile):
+        run_rl(recipe, out, console, read_samples(recipe.data.path), FrameReader(), resume=resume)
+    else:
+        samples = [question(f"rl-{number}", 0).sample for number in range(recipe.data.videos)]
+        run_rl(recipe, out, console, samples, WorldReader(), true_reports, resume)

@@ -14,8 +14,9 @@ from paravt.agent import EpisodeConfig, run_episode
 from paravt.ask import open_engine
 from paravt.engines.base import Engine
 from paravt.lab.world import GLYPHS, WorldReader, question, world
+from paravt.metrics import mean
+from paravt.rewards import format_strict
 from paravt.types import Dispatch, Episode
-from paravt.video import window_times
 
 _CONCURRENT = 8
 
@@ -25,11 +26,11 @@ class LabScore:
     dispatch: Dispatch
     accuracy: float
     strict: float
-    """Share of episodes in which every turn obeys the format."""
+    """Share of episodes in which every turn obeys the format and the last one answers."""
     tool_calls: float
     """Executed calls per episode (kappa)."""
     true_reports: float
-    """Share of the reports that say what the window's frames show; NaN without reports."""
+    """Mean over the episodes with reports of the share that say what the window's frames show."""
     unscored: int
 
 
@@ -50,19 +51,12 @@ async def play(
 
 def score(episodes: Sequence[Episode]) -> LabScore:
     scored = [episode for episode in episodes if episode.scored]
-    reports = [
-        crop.report
-        == (", ".join(_seen(episode.sample.video, crop.window.start_time, crop.window.end_time)) or "nothing")
-        for episode in scored
-        for crop in episode.crops
-        if crop.ran and crop.window is not None
-    ]
     return LabScore(
         dispatch=episodes[0].dispatch,
-        accuracy=_mean([episode.answer == episode.sample.answer for episode in scored]),
-        strict=_mean([all(turn.strict for turn in episode.turns) for episode in scored]),
-        tool_calls=_mean([episode.tool_calls for episode in scored]),
-        true_reports=_mean(reports),
+        accuracy=mean([episode.answer == episode.sample.answer for episode in scored]),
+        strict=mean(format_strict(episode) for episode in scored),
+        tool_calls=mean([episode.tool_calls for episode in scored]),
+        true_reports=mean(true_reports(episode) for episode in scored),
         unscored=len(episodes) - len(scored),
     )
 
@@ -96,9 +90,11 @@ def run_score(model: str | None, questions: int, frame_budget: int, console: Con
     return scores
 
 
-def _seen(video: str, start: float, end: float) -> list[str]:
-    return world(video).visible(window_times(start, end))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else float("nan")
+def true_reports(episode: Episode) -> float | None:
+    """The share of an episode's reports that say what the window's frames show; None without reports."""
+    truths = [
+        crop.report == (", ".join(world(episode.sample.video).visible(crop.frame_times)) or "nothing")
+        for crop in episode.crops
+        if crop.ran
+    ]
+    return sum(truths) / len(truths) if truths else None

@@ -72,10 +72,12 @@ def play(asked: Question, chat: TokenChat, config: EpisodeConfig, steps: dict[st
 
 @dataclass(frozen=True)
 class Mixture:
-    """Shares of the kinds of traces, the frame budgets K of their overviews, the frames of "crop" windows."""
+    """Shares of the kinds of traces, the frame budgets K of their overviews, the cells of a question, the frames of
+    "crop" windows."""
 
     kinds: Mapping[Kind, float]
     budgets: tuple[int, ...] = (4, 8, 16, 32, 64)
+    lengths: tuple[int, ...] = (2, 3, 4, 5)
     crop_frames: tuple[int, ...] = (16,)
 
 
@@ -90,7 +92,7 @@ def traces(chat: TokenChat, mixture: Mixture, seed: int) -> Iterator[Trace]:
     while True:
         number += 1
         video = f"world-{seed}-{number}"
-        asked = question(video, 0)
+        asked = question(video, 0, lengths=mixture.lengths)
         kind = draw.choices(list(mixture.kinds), list(mixture.kinds.values()))[0]
         budget = draw.choice(mixture.budgets)
         if kind != "crop":

@@ -153,6 +153,21 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3VLForConditionalGeneration(config)
+    _copy_heads(model, shape)
     model.generation_config.eos_token_id = [token("<|im_end|>"), token("<|endoftext|>")]
     model.generation_config.pad_token_id = token("<|endoftext|>")
     return model.eval()
+
+
+@torch.no_grad()
+def _copy_heads(model: Qwen3VLForConditionalGeneration, shape: TinyShape) -> None:
+    """Start every attention head as one that copies: its output matrix is the transpose of its value matrix.
+
+    With tied embeddings, attending to a token then raises that token's own logit from the first step on, so that where
+    to look can be learned at once. From a random start, reading a word out of a tool reply takes thousands of steps.
+    """
+    head = shape.hidden // shape.heads
+    for layer in model.model.language_model.layers:
+        values = layer.self_attn.v_proj.weight.view(shape.kv_heads, head, shape.hidden)
+        repeated = values.repeat_interleave(shape.heads // shape.kv_heads, 0)
+        layer.self_attn.o_proj.weight.copy_(repeated.reshape(shape.heads * head, shape.hidden).T)

@@ -117,14 +117,14 @@ class Question:
         return [(a, a + CELL) for a in range(self.start, self.end, CELL)]
 
 
-def question(video: str, seed: int, path: str | None = None) -> Question:
-    """A question about a video; `path` is where the file is, if there is one."""
+def question(video: str, seed: int, path: str | None = None, lengths: Sequence[int] = (2, 3, 4, 5)) -> Question:
+    """A question about a stretch of `lengths` cells; `path` is where the video's file is, if there is one."""
     draw = random.Random(stable_seed("question", video, seed))
     scene = draw.randrange(SCENES)
     event = world(video).events[scene]
     cells = SCENE // CELL
     at = (event.start - scene * SCENE) // CELL
-    length = draw.randint(2, cells)
+    length = draw.choice(lengths)
     first = draw.randint(max(0, at - length + 1), min(at, cells - length))
     start = scene * SCENE + first * CELL
     end = start + length * CELL
@@ -138,8 +138,12 @@ def question(video: str, seed: int, path: str | None = None) -> Question:
 
 
 def write_video(name: str, path: str | Path) -> None:
-    """Write the video as an H.264 mp4 file, about 1 MB."""
-    with av.open(str(path), "w") as container:
+    """Write the video as an H.264 mp4 file, about 1 MB. Raises VideoError if the file cannot be written."""
+    try:
+        opened = av.open(str(path), "w", format="mp4")
+    except OSError as error:
+        raise VideoError(path, f"cannot be written: {error.strerror or error}") from error
+    with opened as container:
         stream = container.add_stream("libx264", rate=FPS, options={"crf": "16", "preset": "veryfast", "g": "32"})
         stream.width = stream.height = SIDE
         stream.pix_fmt = "yuv444p"

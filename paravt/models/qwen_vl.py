@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
@@ -22,6 +24,7 @@ from paravt.errors import ModelError
 from paravt.types import Frame
 
 _FAMILIES = ("qwen3_vl",)
+_DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 class QwenVL:
@@ -30,7 +33,9 @@ class QwenVL:
     def __init__(self, module: Any, processor: Any) -> None:
         self.module = module
         self.processor = processor
+        _allow_small_frames(processor.image_processor)
         self.chat = TokenChat(processor)
+        self.chat.context_limit = module.config.text_config.max_position_embeddings
         self.merge: int = processor.image_processor.merge_size
         for layer in module.modules():  # the same parameters and results, computed faster
             if type(layer) in _FASTER:
@@ -96,23 +101,65 @@ class QwenVL:
         return out, at
 
 
-def load_model(path: str | Path, dtype: str = "auto", device: str = "cpu") -> QwenVL:
-    """Load a Qwen3-VL checkpoint from a directory or a hub id.
+def _allow_small_frames(image_processor: Any) -> None:
+    """Lower the processor's smallest frame to one visual token, so that it leaves frames of any budget as they are.
 
-    Raises ModelError in one line if there is no such model, or if it is of another family.
+    The published checkpoints enlarge everything below 65,536 px, and the frames of an episode have at most 50,176.
+    """
+    size = dict(image_processor.size)
+    # Limits under their old names, where a processor has them, override the size.
+    for name, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
+        if getattr(image_processor, name, None) is not None:
+            size[edge] = getattr(image_processor, name)
+    size["shortest_edge"] = (image_processor.patch_size * image_processor.merge_size) ** 2
+    if getattr(image_processor, "min_pixels", None) is not None:
+        image_processor.min_pixels = size["shortest_edge"]
+    image_processor.size = type(image_processor.size)(**size)
+
+
+def load_model(path: str | Path, dtype: str = "auto", device: str = "cpu") -> QwenVL:
+    """Load a Qwen3-VL checkpoint (safetensors only, and no code of its own) from a directory or a hub id.
+
+    Raises ModelError in one line if there is no such model, if it is damaged or of another family, and for a `dtype`
+    or a `device` that isn't there.
     """
     if not Path(path).is_dir() and (str(path).count("/") != 1 or str(path).startswith((".", "/", "~"))):
         raise ModelError(f"{path}: no such model directory (and not a hub id of the form owner/name)")
+    if dtype not in _DTYPES:
+        raise ModelError(f"{path}: dtype {dtype}: not one of {', '.join(_DTYPES)}")
+    where = _device(path, device)
     try:
-        family = AutoConfig.from_pretrained(path).model_type
+        family = AutoConfig.from_pretrained(path, trust_remote_code=False).model_type
         if family not in _FAMILIES:
             raise ModelError(f"{path}: a {family} model; supported: {', '.join(_FAMILIES)}")
-        module = AutoModelForImageTextToText.from_pretrained(path, dtype=dtype).to(device).eval()
-        processor = AutoProcessor.from_pretrained(path)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ModelError(f"{path}: cannot be loaded: {reason}") from error
-    return QwenVL(module, processor)
+        # a pickle can run code while it is loaded
+        module = AutoModelForImageTextToText.from_pretrained(
+            path, dtype=dtype, use_safetensors=True, trust_remote_code=False
+        )
+        processor = AutoProcessor.from_pretrained(path, trust_remote_code=False)
+    except SafetensorError as error:
+        raise ModelError(f"{path}: a weights file is damaged ({_first_line(error)}); copy it again") from error
+    except (OSError, ValueError, KeyError, RuntimeError, StrictDataclassError) as error:
+        raise ModelError(f"{path}: cannot be loaded: {_first_line(error)}") from error
+    try:
+        module = module.to(where)
+    except RuntimeError as error:  # out of memory
+        raise ModelError(f"{path}: does not go onto {device}: {_first_line(error)}") from error
+    return QwenVL(module.eval(), processor)
+
+
+def _device(path: str | Path, name: str) -> torch.device:
+    """The device, if this machine has it: found out before anything is loaded."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with the device's support
+        raise ModelError(f"{path}: device {name}: {_first_line(error)}; choose another device") from error
+    return device
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 class BatchedVisionAttention(Qwen3VLVisionAttention):  # type: ignore[misc]

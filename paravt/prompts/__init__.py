@@ -13,6 +13,9 @@ def _read(name: str) -> str:
     return (_FILES / f"{name}.txt").read_text(encoding="utf-8").rstrip("\n")
 
 
+_PLACEHOLDERS = {"question": ("question",), "crop": ("start", "end", "question"), "tools": ("schemas",)}
+
+
 @dataclass(frozen=True)
 class Prompts:
     """The texts of an episode. Pass other ones to use a checkpoint with the prompts that it was trained with."""
@@ -27,6 +30,15 @@ class Prompts:
     final: str = _read("final")
     tools: str = _read("tools")
     """For chat endpoints; models with a chat template of their own render `tools=` with it."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            text, known = getattr(self, field.name), _PLACEHOLDERS.get(field.name, ())
+            try:
+                Template(text).substitute(dict.fromkeys(known, ""))
+            except (ValueError, KeyError) as error:
+                wanted = ", ".join(f"${name}" for name in known) or "none"
+                raise ValueError(f"prompt {field.name}: a placeholder that is not one of: {wanted}") from error
 
     def fixed_phrases(self) -> tuple[str, ...]:
         """The parts of the prompts that are the same every time, for tokenizers that want them as units."""

@@ -1,0 +1,92 @@
+"""Checkpoints of a learner: a model that loads anywhere, and the state to go on from.
+
+A checkpoint is a directory `step-000040` with `model/` (Hugging Face layout, adapters merged), `state/` (trained
+parameters and optimizer, by torch's distributed checkpointing, to be read on any number of processes) and `run.json`
+(where in the data the run was). It is written under another name and renamed when it is whole, so that a killed run
+leaves no half of one under its name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from paravt.errors import RecipeError
+from paravt.learner import Learner
+
+_NAME = re.compile(r"step-(\d{6,})")
+# Adapters only, if there are any: the frozen base is in the model that the run started from.
+_OPTIONS = StateDictOptions(ignore_frozen_params=True, strict=False)
+
+
+def save_checkpoint(directory: Path, learner: Learner, run: dict[str, Any], keep: int) -> Path:
+    """Write the checkpoint of the learner's current step and remove older ones, up to `keep`. All ranks call it."""
+    target = directory / f"step-{learner.steps:06d}"
+    partial = directory / f"{target.name}.partial"
+    if learner.first:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    learner.barrier()
+    learner.merge_and_export(partial / "model")
+    if learner.peft is not None:
+        learner.save_adapters(partial / "adapters")
+    parameters, optimizer = get_state_dict(learner.scorer, learner.optimizer, options=_OPTIONS)
+    save(
+        {"parameters": parameters, "optimizer": optimizer},
+        checkpoint_id=partial / "state",
+        no_dist=learner.mesh is None,
+    )
+    if learner.first:
+        (partial / "run.json").write_text(json.dumps({"step": learner.steps, **run}) + "\n", encoding="utf-8")
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+        for old in complete_checkpoints(directory)[:-keep]:
+            shutil.rmtree(old)
+    learner.barrier()
+    return target
+
+
+def complete_checkpoints(directory: Path) -> list[Path]:
+    """Oldest first."""
+    found = [path for path in directory.glob("step-*") if _NAME.fullmatch(path.name) and (path / "run.json").exists()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+
+
+def load_checkpoint(path: Path, learner: Learner) -> dict[str, Any]:
+    """Put the learner where it was; returns the `run` of `save_checkpoint` and the `step`. All ranks call it."""
+    parameters, optimizer = get_state_dict(learner.scorer, learner.optimizer, options=_OPTIONS)
+    state: dict[str, Any] = {"parameters": parameters, "optimizer": optimizer}
+    load(state, checkpoint_id=path / "state", no_dist=learner.mesh is None)
+    set_state_dict(
+        learner.scorer,
+        learner.optimizer,
+        model_state_dict=state["parameters"],
+        optim_state_dict=state["optimizer"],
+        options=_OPTIONS,
+    )
+    run: dict[str, Any] = json.loads((path / "run.json").read_text(encoding="utf-8"))
+    learner.steps = run["step"]
+    return run
+
+
+def check_room(out: Path, learner: Learner, keep: int) -> None:
+    """Raises RecipeError if the disk cannot hold the checkpoints of a run, or `out` cannot be written to."""
+    model = sum(p.numel() * p.element_size() for p in learner.scorer.parameters())
+    trained = sum(p.numel() * p.element_size() for p in learner.scorer.parameters() if p.requires_grad)
+    needed = (keep + 1) * (model + 3 * trained)  # weights; trained ones again, with the two moments of Adam
+    probe = out / ".writable"
+    try:
+        probe.touch()
+        probe.unlink()
+        free = shutil.disk_usage(out).free
+    except OSError as error:
+        raise RecipeError(f"{out}: cannot be written to: {error.strerror or error}") from error
+    if free < needed:
+        raise RecipeError(f"{out}: {keep + 1} checkpoints need {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")

@@ -7,41 +7,36 @@ them leaves the episode unscored.
 
 from __future__ import annotations
 
-import asyncio
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from dataclasses import replace
+from typing import Any
 
-from paravt.chat import seconds, text_message, timestamp
+from paravt.chat import seconds, text_message
 from paravt.conversation import Conversation
+from paravt.crops import CropRunner, timestamped
 from paravt.engines.base import Engine, stable_seed
+from paravt.episode_config import CropDone, CropStarted, EpisodeConfig, Event, OverviewRead, TurnTaken
 from paravt.errors import EngineError, ParaVTError, VideoError
-from paravt.prompts import Prompts, fill
-from paravt.tools import CROP_VIDEO, crop_window
+from paravt.prompts import fill
+from paravt.tools import CROP_VIDEO
 from paravt.turns import parse_turn
 from paravt.types import (
-    BadToolCall,
-    CallStatus,
     Crop,
-    Dispatch,
     EndReason,
     Episode,
     EpisodeError,
-    Evidence,
     Frame,
-    ImagePart,
     Message,
     Part,
     Sample,
     TextPart,
-    ToolCall,
     Turn,
-    Window,
 )
-from paravt.video import FrameReader, Frames, FrameSource, distinct, frame_size, overview_times, window_times
+from paravt.video import FrameReader, FrameSource, distinct, frame_size, overview_times
+
+__all__ = ["CropDone", "CropStarted", "EpisodeConfig", "Event", "OverviewRead", "TurnTaken", "run_episode"]
 
 THINK_PREFIX = "<think>\n"
 ANSWER_PREFIX = "<answer>"
@@ -49,79 +44,6 @@ ANSWER_PREFIX = "<answer>"
 # a forced final one.
 _TURN_ROOM = 64
 _FINAL_ROOM = 160
-
-
-@dataclass(frozen=True)
-class EpisodeConfig:
-    """Budgets and choices of an episode. Times are in seconds."""
-
-    frame_budget: int = 64
-    """K, the number of overview frames."""
-    dispatch: Dispatch = "parallel"
-    evidence: Evidence = "report"
-    max_turns: int = 8
-    """Assistant turns of the main agent, a forced final one not counted."""
-    max_parallel: int = 8
-    """Sub-agents of a turn that run at the same time; further ones wait."""
-    max_tokens: int = 1024
-    """Per assistant turn."""
-    max_report_tokens: int = 256
-    max_context_tokens: int = 32_768
-    max_frames: int = 1024
-    """Overview and crops together."""
-    crop_fps: float = 1.0
-    crop_max_frames: int = 16
-    max_pixels: int = 50_176
-    """Per frame; the processor's own limit applies too."""
-    call_timeout: float | None = 300.0
-    """For the frames and for the report of a call, each; None (reproducible runs) waits for ever."""
-    temperature: float = 0.0
-    think_prefix: bool = False
-    """Put `<think>` into the header of every assistant turn of the main agent (not trained on)."""
-    force_answer: bool = True
-    """Ask for an answer in a last turn if there is none yet."""
-    seed: int = 0
-    prompts: Prompts = field(default_factory=Prompts)
-
-    def __post_init__(self) -> None:
-        positive = ("frame_budget", "max_turns", "max_parallel", "max_tokens", "max_report_tokens", "crop_fps",
-                    "crop_max_frames", "max_pixels", "max_context_tokens", "max_frames")  # fmt: skip
-        for name in positive:
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature must be 0 or more, got {self.temperature}")
-        if self.frame_budget > self.max_frames:
-            raise ValueError(f"frame_budget {self.frame_budget} is more than max_frames {self.max_frames}")
-        if self.call_timeout is not None and not self.call_timeout > 0:
-            raise ValueError(f"call_timeout must be positive or None, got {self.call_timeout}")
-
-
-@dataclass(frozen=True)
-class OverviewRead:
-    duration: float
-    times: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class TurnTaken:
-    index: int
-    turn: Turn
-
-
-@dataclass(frozen=True)
-class CropStarted:
-    turn: int
-    index: int
-    window: Window
-
-
-@dataclass(frozen=True)
-class CropDone:
-    crop: Crop
-
-
-Event: TypeAlias = "OverviewRead | TurnTaken | CropStarted | CropDone"
 
 
 async def run_episode(
@@ -147,17 +69,6 @@ async def run_episode(
     return episode.result()
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """A call before it runs: what to read, or why there is nothing to read."""
-
-    call: ToolCall | BadToolCall
-    window: Window | None = None
-    times: tuple[float, ...] = ()
-    status: CallStatus = "ran"
-    error: str | None = None
-
-
 class _Run:
     """The state of one episode while it runs."""
 
@@ -181,15 +92,12 @@ class _Run:
         self.forced = False
         self.duration = 0.0
         self.overview: tuple[Frame, ...] = ()
-        self.size: tuple[int, int] | None = None
-        self.frames_used = 0
-        self.slots = asyncio.Semaphore(config.max_parallel)
 
     # ------------------------------------------------------------------ the episode, top to bottom
 
     async def run(self) -> None:
         with self.clock("overview"):
-            await self.read_overview()
+            crops = await self.read_overview()
         self.main.open(self.first_messages(), self.tools(), self.prefix)
         if (size := self.main.tokens()) >= self.limit - _FINAL_ROOM:
             raise EngineError(f"the overview takes {size} of {self.limit} tokens; ask for fewer frames")
@@ -212,27 +120,38 @@ class _Run:
             if index + 1 == self.config.max_turns and not self.config.force_answer:
                 break  # nobody would read the replies
             with self.clock("crops"):
-                pending = self.fit(*await self.run_calls(index, turn))
+                pending = self.fit(*await self.run_calls(crops, index, turn))
             if not pending:
                 self.end = "budget"
                 break
         if self.config.force_answer:
             await self.force_answer(pending)
 
-    async def read_overview(self) -> None:
+    async def read_overview(self) -> CropRunner:
+        """Reads the overview frames; returns what runs the calls about this video."""
         info = await self.reader.ainfo(self.sample.video)
         limit = min(self.config.max_pixels, self.chat.max_pixels)
-        self.size = frame_size(info.width, info.height, factor=self.chat.frame_factor, max_pixels=limit)
+        size = frame_size(info.width, info.height, factor=self.chat.frame_factor, max_pixels=limit)
         self.duration = info.duration
         times = overview_times(info.duration, self.config.frame_budget)
-        read = await self.reader.aread(self.sample.video, times, self.size)
+        read = await self.reader.aread(self.sample.video, times, size)
         self.overview = distinct(read)
         for reason in (*info.warnings, *read.reasons):
             self.errors.append(EpisodeError(VideoError.kind, "overview", reason, scored=True))
         if not self.overview:
             raise VideoError(self.sample.video, "none of the overview frames could be decoded")
-        self.frames_used = len(self.overview)
         self.emit(OverviewRead(self.duration, tuple(frame.time for frame in self.overview)))
+        return CropRunner(
+            self.sample,
+            self.engine,
+            self.config,
+            self.reader,
+            self.emit,
+            duration=info.duration,
+            size=size,
+            frames_used=len(self.overview),
+            seed=self.seed,
+        )
 
     def first_messages(self) -> list[Message]:
         prompts, sample = self.config.prompts, self.sample
@@ -243,7 +162,7 @@ class _Run:
             lines.append(prompts.choice)
         elif sample.type == "temporal":
             lines.append(prompts.temporal)
-        content = (*_timestamped(self.overview), TextPart("\n".join(lines)))
+        content = (*timestamped(self.overview), TextPart("\n".join(lines)))
         return [text_message("system", system[self.config.dispatch]), Message("user", content)]
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
@@ -275,114 +194,14 @@ class _Run:
                 said = turn.text.removeprefix(prefix)
                 self.answer = said.rpartition("</think>")[2].strip() or None
 
-    # ------------------------------------------------------------------ the calls of a turn
-
-    async def run_calls(self, turn_index: int, turn: Turn) -> tuple[list[Crop], list[tuple[Frame, ...]]]:
-        plans = [self.plan(call, position) for position, call in enumerate(turn.calls)]
-        reads = await self.read_windows(plans)
-        tasks = [
-            asyncio.ensure_future(self.run_call(turn_index, position, plan, read))
-            for position, (plan, read) in enumerate(zip(plans, reads, strict=True))
-        ]
-        try:
-            crops = list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:  # if the episode is cancelled, its sub-agents are too
-                task.cancel()
-        self.crops.extend(crops)
-        return crops, [read.present if isinstance(read, Frames) else () for read in reads]
-
-    def plan(self, call: ToolCall | BadToolCall, position: int) -> _Plan:
-        if isinstance(call, BadToolCall):
-            return _Plan(call, status="bad", error=call.error)
-        if self.config.dispatch == "sequential" and position > 0:
-            return _Plan(call, status="skipped", error="not run: one call in each turn")
-        name = call.arguments.get("video_path")
-        if name and not _names(str(name), self.sample.video):
-            known = os.path.basename(self.sample.video)
-            return _Plan(call, status="bad", error=f"there is no such video here; the video is {known}")
-        asked = crop_window(call.arguments)
-        if asked.start_time >= self.duration:
-            error = f"start_time is past the end of the video ({seconds(self.duration)} seconds)"
-            return _Plan(call, status="bad", error=error)
-        window = Window(asked.start_time, min(asked.end_time, self.duration))
-        room = self.config.max_frames - self.frames_used
-        if room < 1:
-            return _Plan(call, window, status="skipped", error="not run: no frames are left in the budget")
-        most = min(self.config.crop_max_frames, room)
-        times = window_times(window.start_time, window.end_time, self.config.crop_fps, most)
-        self.frames_used += len(times)
-        return _Plan(call, window, times, status="repaired" if call.repaired else "ran")
-
-    async def read_windows(self, plans: Sequence[_Plan]) -> list[Frames | ParaVTError | None]:
-        """The frames of all windows, read as one union; for each plan its frames, or why there are none."""
-        wanted = [plan.times for plan in plans if plan.times]
-        if not wanted:
-            return [None] * len(plans)
-        try:
-            found = iter(
-                await asyncio.wait_for(
-                    self.reader.aread_many(self.sample.video, wanted, self.size), self.config.call_timeout
-                )
-            )
-        except VideoError as error:
-            return [error if plan.times else None for plan in plans]
-        except asyncio.TimeoutError:
-            late = _TimedOut(f"reading the frames took longer than {self.config.call_timeout:g} seconds")
-            return [late if plan.times else None for plan in plans]
-        return [next(found) if plan.times else None for plan in plans]
-
-    async def run_call(self, turn: int, index: int, plan: _Plan, read: Frames | ParaVTError | None) -> Crop:
-        """One sub-agent, from its window to its report. Failures become the crop's status, never an exception."""
-        crop = Crop(turn, index, plan.status, plan.call, plan.window, None, None, error=plan.error)
-        if plan.window is None or not plan.times:
-            return self.done(crop)
-        started = time.monotonic()
-        conversation = Conversation(self.engine, f"crop/{turn}/{index}", "crop", self.config.temperature, self.seed)
-        try:
-            if read is None or isinstance(read, ParaVTError):
-                raise read or VideoError(self.sample.video, "no frames were read")
-            frames = distinct(read)
-            if not frames:
-                raise VideoError(self.sample.video, "no frame of the window could be decoded")
-            crop = replace(crop, frame_times=tuple(frame.time for frame in frames), missing=read.reasons)
-            if self.config.evidence != "frames":
-                async with self.slots:
-                    self.emit(CropStarted(turn, index, plan.window))
-                    conversation.open([self.crop_message(plan.window, frames)])
-                    text = await asyncio.wait_for(
-                        conversation.turn(self.config.max_report_tokens), self.config.call_timeout
-                    )
-                crop = replace(crop, report=self.chat.clean(text).strip(), trace=conversation.trace)
-        except asyncio.TimeoutError:
-            late = _TimedOut(f"no report within {self.config.call_timeout:g} seconds")
-            crop = self.failed(crop, late, conversation)
-        except (VideoError, EngineError) as error:
-            crop = self.failed(crop, error, conversation)
-        return self.done(replace(crop, seconds=time.monotonic() - started))
-
-    def crop_message(self, window: Window, frames: Sequence[Frame]) -> Message:
-        text = fill(
-            self.config.prompts.crop,
-            start=seconds(window.start_time),
-            end=seconds(window.end_time),
-            question=self.chat.clean(self.sample.question),
-        )
-        return Message("user", (*_timestamped(frames), TextPart(text)))
-
-    def failed(self, crop: Crop, error: ParaVTError, conversation: Conversation) -> Crop:
-        self.note(error, f"crop/{crop.turn}/{crop.index}")
-        status: CallStatus = "timed_out" if isinstance(error, _TimedOut) else "failed"
-        trace = conversation.trace if conversation.trace.segments else None
-        # the reply says what went wrong, not where on this machine the file is
-        shown = error.reason if isinstance(error, VideoError) else str(error)
-        return replace(crop, status=status, error=shown, trace=trace)
-
-    def done(self, crop: Crop) -> Crop:
-        self.emit(CropDone(crop))
-        return crop
-
     # ------------------------------------------------------------------ replies
+
+    async def run_calls(self, runner: CropRunner, index: int, turn: Turn) -> tuple[list[Crop], list[tuple[Frame, ...]]]:
+        crops, frames = await runner.run(index, turn)
+        self.crops += crops
+        self.errors += runner.errors
+        runner.errors = []
+        return crops, frames
 
     def fit(self, crops: Sequence[Crop], frames: Sequence[tuple[Frame, ...]]) -> list[Message]:
         """The replies of a turn, cut until they fit the context, text and images together; [] if nothing fits."""
@@ -405,7 +224,7 @@ class _Run:
             text += f" ({len(crop.missing)} frames could not be read)"
         parts: list[Part] = [TextPart(text)]
         if self.config.evidence != "report":
-            parts += [TextPart("\n"), *_timestamped(frames[: int(len(frames) * share)])]
+            parts += [TextPart("\n"), *timestamped(frames[: int(len(frames) * share)])]
         return Message("tool", tuple(parts))
 
     # ------------------------------------------------------------------ bookkeeping
@@ -439,20 +258,4 @@ class _Run:
         )
 
 
-class _TimedOut(EngineError):
-    kind = "timeout"
-
-
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-
-
-def _timestamped(frames: Sequence[Frame]) -> Iterator[Part]:
-    for frame in frames:
-        yield TextPart(timestamp(frame.time))
-        yield ImagePart(frame)
-
-
-def _names(given: str, video: str) -> bool:
-    """Does the model's name for a video mean this one? A comparison of texts; nothing is opened."""
-    base = os.path.basename(video)
-    return given in (video, base, os.path.splitext(base)[0])

@@ -1,0 +1,189 @@
+"""The calls of a turn: windows read as one union, a sub-agent for each, a crop for every call whatever became of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from paravt.chat import seconds, timestamp
+from paravt.conversation import Conversation
+from paravt.engines.base import Engine
+from paravt.episode_config import CropDone, CropStarted, EpisodeConfig, Event
+from paravt.errors import EngineError, ParaVTError, VideoError
+from paravt.prompts import fill
+from paravt.tools import crop_window
+from paravt.types import (
+    BadToolCall,
+    CallStatus,
+    Crop,
+    EpisodeError,
+    Frame,
+    ImagePart,
+    Message,
+    Part,
+    Sample,
+    TextPart,
+    ToolCall,
+    Turn,
+    Window,
+)
+from paravt.video import Frames, FrameSource, distinct, window_times
+
+
+class TimedOut(EngineError):
+    kind = "timeout"
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A call before it runs: what to read, or why there is nothing to read."""
+
+    call: ToolCall | BadToolCall
+    window: Window | None = None
+    times: tuple[float, ...] = ()
+    status: CallStatus = "ran"
+    error: str | None = None
+
+
+class CropRunner:
+    """Runs the calls of one episode. `duration` is the video's, `size` that of its frames."""
+
+    def __init__(
+        self,
+        sample: Sample,
+        engine: Engine,
+        config: EpisodeConfig,
+        reader: FrameSource,
+        emit: Callable[[Event], None],
+        *,
+        duration: float,
+        size: tuple[int, int],
+        frames_used: int,
+        seed: int,
+    ) -> None:
+        self.sample, self.engine, self.config, self.reader, self.emit = sample, engine, config, reader, emit
+        self.duration, self.size, self.frames_used, self.seed = duration, size, frames_used, seed
+        self.chat = engine.chat
+        self.errors: list[EpisodeError] = []
+        self.slots = asyncio.Semaphore(config.max_parallel)
+
+    async def run(self, turn_index: int, turn: Turn) -> tuple[list[Crop], list[tuple[Frame, ...]]]:
+        """All calls of a turn: for each its crop and the frames of its window, in call order."""
+        plans = [self.plan(call, position) for position, call in enumerate(turn.calls)]
+        reads = await self.read_windows(plans)
+        tasks = [
+            asyncio.ensure_future(self.run_one(turn_index, position, plan, read))
+            for position, (plan, read) in enumerate(zip(plans, reads, strict=True))
+        ]
+        try:
+            crops = list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:  # if the episode is cancelled, its sub-agents are too
+                task.cancel()
+        return crops, [read.present if isinstance(read, Frames) else () for read in reads]
+
+    def plan(self, call: ToolCall | BadToolCall, position: int) -> _Plan:
+        if isinstance(call, BadToolCall):
+            return _Plan(call, status="bad", error=call.error)
+        if self.config.dispatch == "sequential" and position > 0:
+            return _Plan(call, status="skipped", error="not run: one call in each turn")
+        name = call.arguments.get("video_path")
+        if name and not _names(str(name), self.sample.video):
+            known = os.path.basename(self.sample.video)
+            return _Plan(call, status="bad", error=f"there is no such video here; the video is {known}")
+        asked = crop_window(call.arguments)
+        if asked.start_time >= self.duration:
+            error = f"start_time is past the end of the video ({seconds(self.duration)} seconds)"
+            return _Plan(call, status="bad", error=error)
+        window = Window(asked.start_time, min(asked.end_time, self.duration))
+        room = self.config.max_frames - self.frames_used
+        if room < 1:
+            return _Plan(call, window, status="skipped", error="not run: no frames are left in the budget")
+        most = min(self.config.crop_max_frames, room)
+        times = window_times(window.start_time, window.end_time, self.config.crop_fps, most)
+        self.frames_used += len(times)
+        return _Plan(call, window, times, status="repaired" if call.repaired else "ran")
+
+    async def read_windows(self, plans: Sequence[_Plan]) -> list[Frames | ParaVTError | None]:
+        """The frames of all windows, read as one union; for each plan its frames, or why there are none."""
+        wanted = [plan.times for plan in plans if plan.times]
+        if not wanted:
+            return [None] * len(plans)
+        try:
+            found = iter(
+                await asyncio.wait_for(
+                    self.reader.aread_many(self.sample.video, wanted, self.size), self.config.call_timeout
+                )
+            )
+        except VideoError as error:
+            return [error if plan.times else None for plan in plans]
+        except asyncio.TimeoutError:
+            late = TimedOut(f"reading the frames took longer than {self.config.call_timeout:g} seconds")
+            return [late if plan.times else None for plan in plans]
+        return [next(found) if plan.times else None for plan in plans]
+
+    async def run_one(self, turn: int, index: int, plan: _Plan, read: Frames | ParaVTError | None) -> Crop:
+        """One sub-agent, from its window to its report. Failures become the crop's status, never an exception."""
+        crop = Crop(turn, index, plan.status, plan.call, plan.window, None, None, error=plan.error)
+        if plan.window is None or not plan.times:
+            return self.done(crop)
+        started = time.monotonic()
+        conversation = Conversation(self.engine, f"crop/{turn}/{index}", "crop", self.config.temperature, self.seed)
+        try:
+            if read is None or isinstance(read, ParaVTError):
+                raise read or VideoError(self.sample.video, "no frames were read")
+            frames = distinct(read)
+            if not frames:
+                raise VideoError(self.sample.video, "no frame of the window could be decoded")
+            crop = replace(crop, frame_times=tuple(frame.time for frame in frames), missing=read.reasons)
+            if self.config.evidence != "frames":
+                async with self.slots:
+                    self.emit(CropStarted(turn, index, plan.window))
+                    conversation.open([self.crop_message(plan.window, frames)])
+                    text = await asyncio.wait_for(
+                        conversation.turn(self.config.max_report_tokens), self.config.call_timeout
+                    )
+                crop = replace(crop, report=self.chat.clean(text).strip(), trace=conversation.trace)
+        except asyncio.TimeoutError:
+            late = TimedOut(f"no report within {self.config.call_timeout:g} seconds")
+            crop = self.failed(crop, late, conversation)
+        except (VideoError, EngineError) as error:
+            crop = self.failed(crop, error, conversation)
+        return self.done(replace(crop, seconds=time.monotonic() - started))
+
+    def crop_message(self, window: Window, frames: Sequence[Frame]) -> Message:
+        text = fill(
+            self.config.prompts.crop,
+            start=seconds(window.start_time),
+            end=seconds(window.end_time),
+            question=self.chat.clean(self.sample.question),
+        )
+        return Message("user", (*timestamped(frames), TextPart(text)))
+
+    def failed(self, crop: Crop, error: ParaVTError, conversation: Conversation) -> Crop:
+        self.errors.append(EpisodeError(error.kind, f"crop/{crop.turn}/{crop.index}", str(error), scored=False))
+        status: CallStatus = "timed_out" if isinstance(error, TimedOut) else "failed"
+        trace = conversation.trace if conversation.trace.segments else None
+        # the reply says what went wrong, not where on this machine the file is
+        shown = error.reason if isinstance(error, VideoError) else str(error)
+        return replace(crop, status=status, error=shown, trace=trace)
+
+    def done(self, crop: Crop) -> Crop:
+        self.emit(CropDone(crop))
+        return crop
+
+
+def timestamped(frames: Sequence[Frame]) -> Iterator[Part]:
+    """Frames as a prompt shows them: each after its time."""
+    for frame in frames:
+        yield TextPart(timestamp(frame.time))
+        yield ImagePart(frame)
+
+
+def _names(given: str, video: str) -> bool:
+    """Does the model's name for a video mean this one? A comparison of texts; nothing is opened."""
+    base = os.path.basename(video)
+    return given in (video, base, os.path.splitext(base)[0])

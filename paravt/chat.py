@@ -159,13 +159,21 @@ class TokenChat:
 
     def _usable_template(self) -> str:
         own = getattr(self.processor, "chat_template", None) or self.tokenizer.chat_template
-        if own is not None and self._is_append_only(own):
+        append_only = own is not None and self._is_append_only(own)
+        if append_only and self._shows_tools(own):
             return str(own)
+        fault = "drops tools" if append_only else "rewrites earlier turns"
         if not self._is_append_only(APPEND_ONLY_TEMPLATE):
-            raise ModelError("the chat template rewrites earlier turns, and ours does not fit this tokenizer")
+            raise ModelError(f"the chat template {fault}, and ours does not fit this tokenizer")
         if own is not None:
-            log.warning("the model's chat template rewrites earlier turns; using paravt's append-only one instead")
+            log.warning("the model's chat template %s; using paravt's append-only one instead", fault)
         return APPEND_ONLY_TEMPLATE
+
+    def _shows_tools(self, template: str) -> bool:
+        """The published template of Qwen2.5-VL has no place for tools, and says nothing when it is given some."""
+        function = {"name": "any_tool", "description": "", "parameters": {"type": "object", "properties": {}}}
+        text = self._render([text_message("user", "q")], [{"type": "function", "function": function}], True, template)
+        return "any_tool" in text
 
     def _is_append_only(self, template: str) -> bool:
         """Is each rendering of a growing conversation, reasoning and calls included, a prefix of the next one?"""

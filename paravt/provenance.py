@@ -15,7 +15,7 @@ _PACKAGES = ("paravt", "torch", "transformers", "av", "numpy")
 
 def provenance() -> dict[str, str]:
     """Versions of what matters, and the git revision if the package runs from a checkout ("+" if it has changes)."""
-    out = {"python": platform.python_version(), "platform": platform.platform()}
+    out = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
     for name in _PACKAGES:
         try:
             out[name] = metadata.version(name)

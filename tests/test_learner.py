@@ -29,7 +29,7 @@ from paravt.engines.local import LocalEngine
 from paravt.lab.tiny import TinyShape, build_model, build_processor, train_tokenizer
 from paravt.learner import Learner, LearnerConfig, LoRA
 from paravt.loss import LossConfig, policy_loss
-from paravt.models import QwenVL, load_model, qwen_vl
+from paravt.models import QwenVL, faster, load_model
 from paravt.optim import OptimizerConfig, learning_rate
 from paravt.packing import dummy_row, pack, plan, share
 from paravt.prefix_attention import Block, Layout, dense_mask, packed_attention
@@ -183,7 +183,7 @@ def double_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
         scaled = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
         return self.weight * scaled
 
-    for place in (modeling_qwen3_vl, qwen_vl):
+    for place in (modeling_qwen3_vl, faster):
         monkeypatch.setattr(place, "apply_rotary_pos_emb_vision", rotate)
     monkeypatch.setattr(modeling_qwen3_vl.Qwen3VLTextRMSNorm, "forward", normalise)
 

@@ -75,7 +75,7 @@ class LocalEngine:
         self._max_batch, self._prefill_tokens = max_batch, prefill_tokens
         text = model.module.config.text_config
         self._pool = KVPool(
-            text.num_hidden_layers, text.num_key_value_heads, text.head_dim, model.module.dtype, model.device
+            text.num_hidden_layers, text.num_key_value_heads, model.head_dim, model.module.dtype, model.device
         )
         self._store = PrefixStore(prefix_cache_bytes)
         self._banned = torch.tensor(model.banned_ids, device=model.device)

@@ -1,4 +1,4 @@
-"""A factory for tiny real Qwen3-VL models: the real classes, a small tokenizer, a chat template.
+"""A factory for tiny real Qwen3-VL and Qwen2.5-VL models: the real classes, a small tokenizer, a chat template.
 
 What `QwenVL.save` writes of them loads with `AutoProcessor` and `AutoModelForImageTextToText`, and is served by vLLM.
 """
@@ -14,7 +14,11 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLProcessor,
     Qwen2VLImageProcessor,
+    Qwen2VLVideoProcessor,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
     Qwen3VLProcessor,
@@ -32,6 +36,8 @@ TAG_TOKENS = (
     "</tool_code>", "<answer>", "</answer>",
 )  # fmt: skip
 PATCH, MERGE = 16, 2
+PATCH_25 = 14
+"""Of Qwen2.5-VL."""
 _TAGS = re.compile("|".join(re.escape(token) for token in (*CONTROL_TOKENS, *TAG_TOKENS)))
 
 
@@ -45,7 +51,7 @@ class TinyShape:
     vision_hidden: int = 64
     vision_depth: int = 2
     frame_side: int = 32
-    """Largest side of a square frame, in px. 32 px are one visual token."""
+    """Largest side of a square frame, in px. 32 px are one visual token, with Qwen2.5-VL 28."""
     init_std: float = 0.06
 
 
@@ -159,8 +165,82 @@ def build_model(
     return model.eval()
 
 
+def build_qwen25_processor(tokenizer: PreTrainedTokenizerFast, shape: TinyShape = DEFAULT_SHAPE) -> Qwen2_5_VLProcessor:
+    side = PATCH_25 * MERGE
+    sizes = {"shortest_edge": side * side, "longest_edge": shape.frame_side**2}
+    common: dict[str, Any] = dict(
+        patch_size=PATCH_25, merge_size=MERGE, temporal_patch_size=2, size=sizes, image_mean=[0.5] * 3,
+        image_std=[0.5] * 3,
+    )  # fmt: skip
+    return Qwen2_5_VLProcessor(
+        image_processor=Qwen2VLImageProcessor(**common),
+        tokenizer=tokenizer,
+        video_processor=Qwen2VLVideoProcessor(**common),
+        chat_template=APPEND_ONLY_TEMPLATE,
+    )
+
+
+def build_qwen25_model(
+    tokenizer: PreTrainedTokenizerFast, shape: TinyShape = DEFAULT_SHAPE, seed: int = 0, *, tied: bool = True
+) -> Qwen2_5_VLForConditionalGeneration:
+    """As `build_model`. `tied`: whether the vocabulary's head is the embedding (3B) or a matrix of its own (7B, 72B).
+
+    All layers of the vision tower but the last attend within windows of two by two visual tokens, so that small frames
+    have several, and at their edges narrower ones.
+    """
+    token = tokenizer.convert_tokens_to_ids
+    rotary = shape.hidden // shape.heads // 2
+    third = rotary // 3
+    config = Qwen2_5_VLConfig(
+        text_config=dict(
+            vocab_size=-(-len(tokenizer) // 8) * 8,
+            hidden_size=shape.hidden,
+            intermediate_size=shape.feed_forward,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads,
+            max_position_embeddings=32_768,
+            rope_parameters={
+                "rope_type": "default",
+                "mrope_section": [rotary - 2 * third, third, third],
+                "rope_theta": 1e4,
+            },
+            bos_token_id=None,
+            eos_token_id=token("<|im_end|>"),
+            pad_token_id=token("<|endoftext|>"),
+            initializer_range=shape.init_std,
+        ),
+        vision_config=dict(
+            depth=shape.vision_depth,
+            hidden_size=shape.vision_hidden,
+            intermediate_size=2 * shape.vision_hidden,
+            num_heads=4,
+            out_hidden_size=shape.hidden,
+            patch_size=PATCH_25,
+            spatial_merge_size=MERGE,
+            temporal_patch_size=2,
+            window_size=2 * PATCH_25 * MERGE,
+            fullatt_block_indexes=[shape.vision_depth - 1],
+            initializer_range=shape.init_std,
+        ),
+        image_token_id=token("<|image_pad|>"),
+        video_token_id=token("<|video_pad|>"),
+        vision_start_token_id=token("<|vision_start|>"),
+        vision_end_token_id=token("<|vision_end|>"),
+        tie_word_embeddings=tied,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2_5_VLForConditionalGeneration(config)
+    if tied:
+        _copy_heads(model, shape)
+    model.generation_config.eos_token_id = [token("<|im_end|>"), token("<|endoftext|>")]
+    model.generation_config.pad_token_id = token("<|endoftext|>")
+    return model.eval()
+
+
 @torch.no_grad()
-def _copy_heads(model: Qwen3VLForConditionalGeneration, shape: TinyShape) -> None:
+def _copy_heads(model: Any, shape: TinyShape) -> None:
     """Start every attention head as one that copies: its output matrix is the transpose of its value matrix.
 
     With tied embeddings, attending to a token then raises that token's own logit from the first step on, so that where

@@ -1,4 +1,4 @@
-"""Qwen3-VL (and its relatives) as the engines and the learner use it."""
+"""Models of the Qwen-VL families as the engines and the learner use them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,15 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
-from transformers.models.qwen3_vl.modeling_qwen3_vl import (
-    Qwen3VLTextRMSNorm,
-    Qwen3VLVisionAttention,
-    apply_rotary_pos_emb_vision,
-)
 
 from paravt.chat import TokenChat
 from paravt.errors import ModelError
+from paravt.models import qwen3_vl, qwen25_vl
+from paravt.models.base import Family
 from paravt.types import Frame
 
-_FAMILIES = ("qwen3_vl",)
+_FAMILIES: dict[str, Family] = {"qwen3_vl": qwen3_vl.FAMILY, "qwen2_5_vl": qwen25_vl.FAMILY}
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -37,9 +33,10 @@ class QwenVL:
         self.chat = TokenChat(processor)
         self.chat.context_limit = module.config.text_config.max_position_embeddings
         self.merge: int = processor.image_processor.merge_size
-        for layer in module.modules():  # the same parameters and results, computed faster
-            if type(layer) in _FASTER:
-                layer.__class__ = _FASTER[type(layer)]
+        self.family = _FAMILIES[module.config.model_type]
+        for layer in module.modules():
+            if faster := self.family.faster.get(type(layer)):
+                layer.__class__ = faster
 
     def save(self, directory: str | Path) -> None:
         """In the Hugging Face layout (safetensors, processor, chat template)."""
@@ -49,6 +46,12 @@ class QwenVL:
     @property
     def device(self) -> torch.device:
         return torch.device(self.module.device)
+
+    @property
+    def head_dim(self) -> int:
+        """Of keys and values. Qwen3-VL's configuration gives it; Qwen2.5-VL's heads divide the hidden size."""
+        text = self.module.config.text_config
+        return int(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
 
     @property
     def banned_ids(self) -> list[int]:
@@ -69,8 +72,8 @@ class QwenVL:
     def encode_images(self, frames: Sequence[Frame]) -> Any:
         """Vision features of the frames; equal frames (by key) go through the tower once.
 
-        What `module.model(mm_encoder_outputs={"image": ...})` takes: `pooler_output` and `deepstack_features`, one
-        tensor per frame.
+        What `module.model(mm_encoder_outputs={"image": ...})` takes: `pooler_output` and, where the family has them,
+        `deepstack_features`, one tensor per frame.
         """
         unique = {frame.key: frame for frame in frames}
         index = {key: i for i, key in enumerate(unique)}
@@ -78,7 +81,8 @@ class QwenVL:
         pixels, grid = self.pixel_inputs(list(unique.values()))
         features = self.module.model.get_image_features(pixels, grid, return_dict=True)
         features.pooler_output = [features.pooler_output[i] for i in order]
-        features.deepstack_features = [[level[i] for i in order] for level in features.deepstack_features]
+        if self.family.deepstack:
+            features.deepstack_features = [[level[i] for i in order] for level in features.deepstack_features]
         return features
 
     def positions(self, ids: Sequence[int], frames: Sequence[Frame], start: int = 0) -> tuple[np.ndarray, int]:
@@ -118,10 +122,10 @@ def _allow_small_frames(image_processor: Any) -> None:
 
 
 def load_model(path: str | Path, dtype: str = "auto", device: str = "cpu") -> QwenVL:
-    """Load a Qwen3-VL checkpoint (safetensors only, and no code of its own) from a directory or a hub id.
+    """Load a Qwen3-VL or Qwen2.5-VL checkpoint (safetensors only, and no code of its own) from a directory or hub id.
 
-    Raises ModelError in one line if there is no such model, if it is damaged or of another family, and for a `dtype`
-    or a `device` that isn't there.
+    Raises ModelError in one line if there is no such model, if it is damaged, incomplete or of another family, and for
+    a `dtype` or a `device` that isn't there.
     """
     if not Path(path).is_dir() and (str(path).count("/") != 1 or str(path).startswith((".", "/", "~"))):
         raise ModelError(f"{path}: no such model directory (and not a hub id of the form owner/name)")
@@ -129,13 +133,19 @@ def load_model(path: str | Path, dtype: str = "auto", device: str = "cpu") -> Qw
         raise ModelError(f"{path}: dtype {dtype}: not one of {', '.join(_DTYPES)}")
     where = _device(path, device)
     try:
-        family = AutoConfig.from_pretrained(path, trust_remote_code=False).model_type
-        if family not in _FAMILIES:
-            raise ModelError(f"{path}: a {family} model; supported: {', '.join(_FAMILIES)}")
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        if config.model_type not in _FAMILIES:
+            raise ModelError(f"{path}: a {config.model_type} model; supported: {', '.join(_FAMILIES)}")
+        # Engine and learner attend to all that came before; Qwen2.5-VL could be configured not to, and never is.
+        if "sliding_attention" in (getattr(config.text_config, "layer_types", None) or ()):
+            raise ModelError(f"{path}: it attends within a sliding window, which is not supported")
         # a pickle can run code while it is loaded
-        module = AutoModelForImageTextToText.from_pretrained(
-            path, dtype=dtype, use_safetensors=True, trust_remote_code=False
+        module, found = AutoModelForImageTextToText.from_pretrained(
+            path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
+        # Transformers would leave them at random values.
+        if missing := found["missing_keys"] - module.all_tied_weights_keys.keys():
+            raise ModelError(f"{path}: incomplete: no tensor {min(missing)} ({len(missing)} missing); copy it again")
         processor = AutoProcessor.from_pretrained(path, trust_remote_code=False)
     except SafetensorError as error:
         raise ModelError(f"{path}: a weights file is damaged ({_first_line(error)}); copy it again") from error
@@ -160,32 +170,3 @@ def _device(path: str | Path, name: str) -> torch.device:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-
-
-class BatchedVisionAttention(Qwen3VLVisionAttention):  # type: ignore[misc]
-    """The attention of equally sized frames as one batch. Outside CUDA's flash attention transformers loops over the
-    images, which costs more than the attention itself where frames are small."""
-
-    def forward(self, hidden_states: Tensor, cu_seqlens: Tensor, **kwargs: Any) -> Tensor:
-        lengths = cu_seqlens.diff()
-        if (lengths != lengths[0]).any():
-            return super().forward(hidden_states, cu_seqlens, **kwargs)  # type: ignore[no-any-return]
-        total, length = hidden_states.shape[0], int(lengths[0])
-        qkv = self.qkv(hidden_states).reshape(total, 3, self.num_heads, -1)
-        q, k, v = qkv.permute(1, 0, 2, 3).unbind(0)
-        q, k = apply_rotary_pos_emb_vision(q, k, *kwargs["position_embeddings"])
-        q, k, v = (x.reshape(total // length, length, self.num_heads, -1).transpose(1, 2) for x in (q, k, v))
-        out = scaled_dot_product_attention(q, k, v, scale=self.scaling)
-        return self.proj(out.transpose(1, 2).reshape(total, -1))  # type: ignore[no-any-return]
-
-
-class FusedRMSNorm(Qwen3VLTextRMSNorm):  # type: ignore[misc]
-    """One kernel in place of six; in float32 only, where it rounds as the original does."""
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        if hidden_states.dtype != torch.float32:
-            return super().forward(hidden_states)  # type: ignore[no-any-return]
-        return rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)
-
-
-_FASTER = {Qwen3VLVisionAttention: BatchedVisionAttention, Qwen3VLTextRMSNorm: FusedRMSNorm}

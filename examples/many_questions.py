@@ -19,7 +19,11 @@ async def main(video: str, questions: list[str]) -> None:
     episodes = await asyncio.gather(*(paravt.run_episode(s, engine, config, reader=reader) for s in samples))
     for episode in episodes:
         print(f"{episode.sample.question}  ->  {episode.answer}  ({episode.tool_calls} crops)")
+        for error in episode.errors:
+            print(f"  {error.where}: {error.message}")
     await engine.close()
 
 
+if len(sys.argv) < 3:
+    sys.exit(__doc__)
 asyncio.run(main(sys.argv[1], sys.argv[2:]))

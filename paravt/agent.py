@@ -100,7 +100,9 @@ class _Run:
             crops = await self.read_overview()
         self.main.open(self.first_messages(), self.tools(), self.prefix)
         if (size := self.main.tokens()) >= self.limit - _FINAL_ROOM:
-            raise EngineError(f"the overview takes {size} of {self.limit} tokens; ask for fewer frames")
+            raise EngineError(
+                f"overview and question take {size} of {self.limit} tokens; use fewer frames or a shorter question"
+            )
         pending: list[Message] = []  # what the next turn has to answer
         for index in range(self.config.max_turns):
             if pending:

@@ -13,6 +13,9 @@ from paravt.errors import DataError
 from paravt.types import Episode, Sample
 from paravt.video import FrameReader
 
+LAB_MAX_TOKENS = 128
+"""Enough for every turn that the small checkpoint was trained on; off its world it would go on for ever."""
+
 
 def shipped_model() -> Path:
     """The small checkpoint inside the package. It knows the lab's videos and nothing else of the world."""

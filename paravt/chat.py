@@ -96,7 +96,9 @@ class TokenChat:
         return self._segment(text + prefix, messages)
 
     def clean(self, text: str) -> str:
-        """Untrusted text (questions, reports) without control tokens, so that it cannot end a turn or add an image."""
+        """Untrusted text (questions, reports) without control tokens, so that it cannot end a turn or add an image.
+        Lone surrogates, which no tokenizer takes, become "?"."""
+        text = text.encode("utf-8", "replace").decode("utf-8")
         while (shorter := self._control.sub("", text)) != text:  # what is left may join into another token
             text = shorter
         return text

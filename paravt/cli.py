@@ -15,13 +15,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from paravt.errors import EXIT_CODES, EngineError, ParaVTError
+from paravt.errors import EXIT_CODES, DataError, EngineError, ParaVTError
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Agentic long-video understanding: a model that watches a long video by parallel crops.",
+    invoke_without_command=True,
 )
 lab = typer.Typer(no_args_is_help=True, help="A world of generated videos and a tiny model that knows it.")
 app.add_typer(lab, name="lab")
@@ -33,13 +33,27 @@ class DispatchMode(str, Enum):
     none = "none"
 
 
-@app.command()
+@app.callback()
+def version(
+    show: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False,
+) -> None:
+    """Agentic long-video understanding: a model that watches a long video by parallel crops."""
+    if show:
+        from paravt import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.command(epilog="Exit codes: 0 answered, 1 no answer, 2 usage, 3 the video, 4 the model, 5 the engine or server.")
 def ask(
     video: Annotated[Path, typer.Argument(help="A video file.", show_default=False)],
     question: Annotated[str, typer.Argument(help="What you want to know.", show_default=False)],
     model: Annotated[
         str | None,
-        typer.Option(help="A Qwen3-VL checkpoint: a directory or a hub id. Default: the small one in the package."),
+        typer.Option(
+            help="A Qwen-VL checkpoint: a directory or a hub id. Default: the small one in the package."
+        ),
     ] = None,
     server: Annotated[str | None, typer.Option(help="An OpenAI-compatible server instead, http://host:port.")] = None,
     served_model: Annotated[str | None, typer.Option(help="The model's name on that server.")] = None,
@@ -51,6 +65,7 @@ def ask(
         list[str] | None, typer.Option(help="An option of a multiple-choice question; repeat it for each.")
     ] = None,
     max_turns: Annotated[int, typer.Option(min=1, help="Assistant turns before an answer is asked for.")] = 8,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Of one turn.")] = 1024,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the sampling, if the temperature is not 0.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = "auto",
@@ -66,35 +81,54 @@ def ask(
         raise typer.BadParameter("give --model or --server, not both")
     if served_model is not None and server is None:
         raise typer.BadParameter("--served-model needs --server")
-    if save is not None and (save.is_dir() or not save.parent.is_dir()):
-        raise typer.BadParameter(f"--save: {save} is a directory, or there is no directory for it")
+    if save is not None and (not save.parent.is_dir() or (save.exists() and not save.is_file())):
+        raise typer.BadParameter(f"--save: {save} cannot be a file")
     from paravt.agent import EpisodeConfig
+    from paravt.ask import LAB_MAX_TOKENS, open_engine
     from paravt.ask import ask as ask_video
-    from paravt.ask import open_engine
     from paravt.episodes import episode_to_dict, save_episode
-    from paravt.terminal import LiveEpisode, show_episode
+    from paravt.terminal import LiveEpisode, problems, show_episode
     from paravt.video import open_video
 
     open_video(str(video))  # before a model is loaded: a wrong path should not take a minute to say so
-    config = EpisodeConfig(
-        frame_budget=frames, dispatch=dispatch.value, max_turns=max_turns, temperature=temperature, seed=seed
-    )
-    _quiet_libraries()
+    small = model is None and server is None
+    if small:
+        _say(
+            "this is the small model of the package: it knows videos made by `paravt lab video`, open questions and up"
+            " to 64 frames; for real videos give --model or --server"
+        )
+    try:
+        config = EpisodeConfig(
+            frame_budget=frames,
+            dispatch=dispatch.value,
+            max_turns=max_turns,
+            max_tokens=LAB_MAX_TOKENS if small else max_tokens,
+            max_frames=max(1024, 2 * frames),
+            temperature=temperature,
+            seed=seed,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     engine = open_engine(model, server=server, served_model=served_model, device=device, dtype=dtype)
     with LiveEpisode(Console(stderr=True)) as live:
         episode = ask_video(video, question, option or [], engine=engine, config=config, on_event=live.on_event)
-    if as_json:
-        sys.stdout.write(json.dumps(episode_to_dict(episode)) + "\n")
-    else:
-        show_episode(Console(), episode)
-    if save is not None:
-        save_episode(episode, save)
-    failures = [error for error in episode.errors if not error.scored]
+    failed = episode.answer is None and not episode.scored
+    try:
+        if save is not None:
+            save_episode(episode, save)
+    finally:  # one of the two is not lost if the other fails
+        if as_json:
+            sys.stdout.write(json.dumps(episode_to_dict(episode)) + "\n")
+        elif not failed:
+            show_episode(Console(), episode)
+    for line in problems(episode):
+        _say(line)
+    if failed:
+        first = next(error for error in episode.errors if not error.scored)
+        raise typer.Exit(EXIT_CODES.get(first.kind, EngineError.exit_code))
     if episode.answer is None:
-        _say(failures[0].message if failures else "the model gave no answer")
-        raise typer.Exit(EXIT_CODES.get(failures[0].kind, EngineError.exit_code) if failures else 1)
-    for error in episode.errors:
-        _say(f"{error.where}: {error.message}")
+        _say("the model gave no answer")
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -111,7 +145,6 @@ def sft(
     loaded = load_recipe(SFTRecipe, recipe, override or [])
     from paravt.lab.factory import train_sft
 
-    _quiet_libraries()
     train_sft(loaded, out, Console(stderr=True))
 
 
@@ -130,7 +163,6 @@ def rl(
     loaded = load_recipe(RLRecipe, recipe, override or [])
     from paravt.lab.factory import train_rl
 
-    _quiet_libraries()
     train_rl(loaded, out, Console(stderr=True), resume)
 
 
@@ -144,8 +176,7 @@ def lab_video(
 
     name = f"video-{seed}"
     write_video(name, out)
-    for number in range(4):
-        sample = question(name, number).sample
+    for sample in {q.sample.question: q.sample for q in (question(name, number) for number in range(8))}.values():
         typer.echo(f"{sample.question}  ->  {sample.answer}")
 
 
@@ -157,7 +188,6 @@ def lab_demo(
     """Ask the shipped checkpoint about a 21-minute video, in parallel and in sequential mode, side by side."""
     from paravt.lab.demo import run_demo
 
-    _quiet_libraries()
     run_demo(directory, seed, Console())
 
 
@@ -170,7 +200,6 @@ def lab_score(
     """Accuracy on the lab's task with parallel, sequential and no dispatch."""
     from paravt.lab.score import run_score
 
-    _quiet_libraries()
     run_score(model, questions, frames, Console())
 
 
@@ -181,6 +210,12 @@ def main() -> None:
     except ParaVTError as error:
         _say(str(error))
         raise SystemExit(error.exit_code) from None
+    except FloatingPointError as error:
+        _say(f"{error}; lower the learning rate")
+        raise SystemExit(1) from None
+    except OSError as error:  # a full disk, a closed pipe
+        _say(f"{error.filename or 'output'}: {error.strerror or error}")
+        raise SystemExit(DataError.exit_code) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
@@ -188,11 +223,5 @@ def main() -> None:
 def _say(message: str) -> None:
     from paravt.terminal import printable
 
-    Console(stderr=True, soft_wrap=True).print(Text(f"paravt: {printable(message)}"))
-
-
-def _quiet_libraries() -> None:
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    line = " ".join(printable(message).split())
+    Console(stderr=True, soft_wrap=True).print(Text(f"paravt: {line}"))

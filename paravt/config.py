@@ -37,6 +37,12 @@ class TinyModel(Strict):
     kv_heads: Positive = 2
     feed_forward: Positive = 256
 
+    @model_validator(mode="after")
+    def _divisible(self) -> TinyModel:
+        if self.hidden % (2 * self.heads) or self.heads % self.kv_heads:
+            raise ValueError("hidden must be a multiple of 2 x heads, and heads one of kv_heads")
+        return self
+
 
 class PretrainedModel(Strict):
     """A checkpoint directory or a hub id."""
@@ -232,17 +238,18 @@ def load_recipe(kind: type[R], path: str | Path, overrides: Sequence[str] = ()) 
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "recipe"
-        raise RecipeError(f"{path}: {where}: {first['msg']}") from error
+        message = "there is no such setting" if first["type"] == "extra_forbidden" else first["msg"]
+        raise RecipeError(f"{path}: {where}: {message}") from error
 
 
 def _read(path: Path, inner: frozenset[Path] = frozenset()) -> dict[str, Any]:
-    if path.resolve() in inner:
-        raise RecipeError(f"{path}: is its own base")
     try:
+        if path.resolve() in inner:
+            raise RecipeError(f"{path}: is its own base")
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RecipeError(f"{path}: {error.strerror or error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise RecipeError(f"{path}: not YAML: {str(error).splitlines()[0]}") from error
     if not isinstance(tree, dict):
         raise RecipeError(f"{path}: a recipe is a mapping of keys")

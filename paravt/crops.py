@@ -32,6 +32,9 @@ from paravt.types import (
 )
 from paravt.video import Frames, FrameSource, distinct, window_times
 
+# Seconds at the end of a video that no window begins in: there may be no frame there, and that is the call's fault.
+_SHORTEST = 1e-3
+
 
 class TimedOut(EngineError):
     kind = "timeout"
@@ -95,7 +98,7 @@ class CropRunner:
             known = os.path.basename(self.sample.video)
             return _Plan(call, status="bad", error=f"there is no such video here; the video is {known}")
         asked = crop_window(call.arguments)
-        if asked.start_time >= self.duration:
+        if asked.start_time >= self.duration - _SHORTEST:
             error = f"start_time is past the end of the video ({seconds(self.duration)} seconds)"
             return _Plan(call, status="bad", error=error)
         window = Window(asked.start_time, min(asked.end_time, self.duration))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from paravt.errors import DataError
+from paravt.files import write_whole
 from paravt.types import BadToolCall, Episode, Frame, ToolCall
 
 FORMAT = 1
@@ -24,16 +25,13 @@ def episode_to_dict(episode: Episode) -> dict[str, Any]:
 def save_episode(episode: Episode, path: str | Path) -> None:
     """Write one episode as a JSON file; the file is there whole or not at all. Raises DataError if it cannot be."""
     path = Path(path)
-    partial = path.with_name(path.name + ".partial")
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path}: is not a regular file")
     text = json.dumps(episode_to_dict(episode), ensure_ascii=True, indent=1) + "\n"
     try:
-        try:
-            partial.write_text(text, encoding="utf-8")
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written: {error.strerror or error}") from error
+        write_whole(path, text)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _plain(value: Any) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from paravt.files import write_whole
 from paravt.learner import StepMetrics
 from paravt.rewards import logged, turn_kinds
 from paravt.rollout import Group
@@ -82,9 +83,7 @@ class MetricsFile:
         if not self.path.exists():
             return
         kept = [line for line in self.path.read_text(encoding="utf-8").splitlines() if _step(line) <= last_step]
-        partial = self.path.with_suffix(".partial")
-        partial.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-        partial.replace(self.path)
+        write_whole(self.path, "".join(f"{line}\n" for line in kept))
 
     def rows(self) -> list[dict[str, Any]]:
         lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []

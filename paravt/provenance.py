@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import platform
 import subprocess
 from importlib import metadata
 from pathlib import Path
+from typing import IO
 
 from paravt.errors import RecipeError
+from paravt.files import write_whole
 
 _PACKAGES = ("paravt", "torch", "transformers", "av", "numpy")
 
@@ -27,18 +30,27 @@ def provenance() -> dict[str, str]:
     return out
 
 
-def claim_run(out: Path, recipe: str) -> None:
+def claim_run(out: Path, recipe: str) -> IO[str]:
     """Make a run's directory and write down how the run is made, or check that it is the same run.
 
-    Raises RecipeError if the directory holds a run of another recipe, or cannot be written to.
+    The directory is this process's own for as long as the returned file is open.
+
+    Raises RecipeError if the directory holds a run of another recipe, is in use, or cannot be written to.
     """
     made = out / "recipe.json"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if made.exists() and made.read_text(encoding="utf-8") != recipe + "\n":
+        lock = (out / ".lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RecipeError(f"{out}: another process is running there") from None
+        if not made.exists():
+            write_whole(made, recipe + "\n")
+        elif made.read_text(encoding="utf-8") != recipe + "\n":
             raise RecipeError(f"{out}: holds a run of another recipe; choose another --out")
-        made.write_text(recipe + "\n", encoding="utf-8")
-        (out / "versions.json").write_text(json.dumps(provenance(), indent=1) + "\n", encoding="utf-8")
+        write_whole(out / "versions.json", json.dumps(provenance(), indent=1) + "\n")
+        return lock
     except OSError as error:
         raise RecipeError(f"{out}: cannot be written to: {error.strerror or error}") from error
 

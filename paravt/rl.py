@@ -57,8 +57,8 @@ def run_rl(
     error if there is one) or the path of a checkpoint to start from. `truth` tells whether sub-agents' reports are
     true, where the task knows. Raises RecipeError if `out` holds a run of another recipe or cannot hold this one.
     """
-    claim_run(out, recipe.model_dump_json(indent=1))
-    asyncio.run(_Run(recipe, out, console, samples, reader, truth).train(resume))
+    with claim_run(out, recipe.model_dump_json(indent=1)):
+        asyncio.run(_Run(recipe, out, console, samples, reader, truth).train(resume))
 
 
 class _Run:
@@ -184,6 +184,8 @@ class _Run:
             found = [Path(resume)]
             if not (found[0] / "run.json").exists():
                 raise RecipeError(f"{resume}: not a checkpoint of a run (a directory with run.json)")
+            if any(path.name > found[0].name for path in complete_checkpoints(self.out / "checkpoints")):
+                raise RecipeError(f"{self.out}: has later checkpoints; choose another --out, or remove them")
         if found:
             run = load_checkpoint(found[-1], self.learner)
             self.stream.cursor = Cursor(**run["cursor"])

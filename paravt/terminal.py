@@ -11,7 +11,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from paravt.agent import CropDone, CropStarted, Event, OverviewRead, TurnTaken
+from paravt.answers import extract_letter
+from paravt.episode_config import CropDone, CropStarted, Event, OverviewRead, TurnTaken
 from paravt.types import Crop, Episode, Window
 
 _STYLES = {"ran": "green", "repaired": "yellow", "bad": "red", "failed": "red", "timed_out": "red", "skipped": "dim"}
@@ -76,25 +77,50 @@ def crop_table(rows: Sequence[Crop | Window]) -> Table:
             table.add_row("", span(row), Text("watching", "cyan"), "")
         else:
             text = row.report if row.ran else row.error
-            table.add_row(
-                str(row.turn + 1), span(row.window), Text(row.status, _STYLES[row.status]), Text(printable(text or ""))
-            )
+            shown = Text(printable(_short(text or "", 200)))
+            table.add_row(str(row.turn + 1), span(row.window), Text(row.status, _STYLES[row.status]), shown)
     return table
 
 
 def show_episode(console: Console, episode: Episode) -> None:
     """The answer, what it rests on, and what it cost."""
-    answer = "(no answer)" if episode.answer is None else printable(episode.answer.strip())
+    answer = _shown_answer(episode)
     console.print(Text.assemble("Answer: ", (answer, "bold"), " (forced)" if episode.forced else ""))
     if episode.crops:
         console.print(crop_table(episode.crops))
     console.print(Text(cost(episode), "dim"))
 
 
+def _shown_answer(episode: Episode) -> str:
+    if episode.answer is None:
+        return "(no answer)"
+    options, said = episode.sample.options, printable(_short(episode.answer.strip(), 500))
+    if not options:
+        return said
+    letter = extract_letter(episode.answer, options)
+    return f"{letter}. {printable(options[ord(letter) - ord('A')])}" if letter else f"{said} (none of the options)"
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[:most] + " ... (--save keeps all of it)"
+
+
+def problems(episode: Episode) -> list[str]:
+    """What went wrong, a line each; many frames that could not be read are one line."""
+    frames = [error for error in episode.errors if error.where == "overview" and error.scored]
+    other = [f"{e.where}: {e.message}" for e in episode.errors if e not in frames]
+    if len(frames) > 3:
+        return [f"overview: {len(frames)} problems, the first: {frames[0].message}", *other]
+    return [f"overview: {error.message}" for error in frames] + other
+
+
 def cost(episode: Episode) -> str:
     prompt = sum(trace.prompt_tokens for trace in episode.traces)
     sampled = sum(trace.sampled_tokens for trace in episode.traces)
     parts = ", ".join(f"{part} {value:.1f} s" for part, value in episode.timings.items())
-    return (
-        f"{len(episode.turns)} turns, {episode.tool_calls} crops, {prompt} prompt and {sampled} sampled tokens; {parts}"
-    )
+    turns, crops = _count(len(episode.turns), "turn"), _count(episode.tool_calls, "crop")
+    return f"{turns}, {crops}, {prompt} prompt and {sampled} sampled tokens\n{parts}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -37,6 +37,9 @@ def test_samples_are_read_with_their_defaults(tmp_path: Path) -> None:
         ('{"video": "a", "question": "q", "type": "choice"}', "needs `options`"),
         ('{"video": "a", "question": "q", "type": "dance"}', "must be one of"),
         ('{"video": "a", "question": "q", "answer": []}', "`answer` must be"),
+        ('{"video": "a", "question": "q", "answer": NaN}', "NaN is not JSON"),
+        ('{"video": "a", "question": "q", "id": {}}', "`id` must be"),
+        ("[" * 100_000, "s.jsonl:1: not JSON"),
         ('{"video": "a", "question": "q", "id": 1}\n{"video": "a", "question": "q", "id": "1"}', "s.jsonl:2: .*twice"),
     ],
 )

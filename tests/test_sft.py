@@ -130,6 +130,10 @@ def test_the_shipped_recipes_are_valid() -> None:
         ("colour: blue", "colour|stages"),
         ("- a list", "a recipe is a mapping"),
         ("{", "not YAML"),
+        ("[" * 5000, "not YAML"),
+        ("a: 2001-99-99", "not YAML"),
+        ("model: {kind: tiny, heads: 3}", "hidden must be a multiple"),
+        ("stagez: 1", "there is no such setting|Field required"),
     ],
 )
 def test_a_bad_recipe_is_one_line(tmp_path: Path, text: str, message: str) -> None:

@@ -39,7 +39,7 @@ async def test_every_event_is_shown(tiny: QwenVL) -> None:
     show_episode(Console(file=plain, width=120), episode)
     assert "Answer: B" in plain.getvalue()
     assert "[bold]a\N{REPLACEMENT CHARACTER}[31m cat" in plain.getvalue()
-    assert "2 turns, 1 crops" in plain.getvalue()
+    assert "2 turns, 1 crop," in plain.getvalue()
 
 
 def test_times_and_control_characters() -> None:

@@ -30,8 +30,8 @@ def read_samples(path: str | Path) -> list[Sample]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except ValueError as error:
+            row = json.loads(line, parse_constant=_refuse)
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{path}:{number}: not JSON: {error}") from error
         sample = _sample(row, path, number)
         if sample.id in seen:
@@ -41,6 +41,10 @@ def read_samples(path: str | Path) -> list[Sample]:
     if not samples:
         raise DataError(f"{path}: no samples")
     return samples
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _sample(row: Any, path: Path, number: int) -> Sample:
@@ -56,6 +60,8 @@ def _sample(row: Any, path: Path, number: int) -> Sample:
     if not isinstance(options, list) or not all(isinstance(option, str) for option in options) or len(options) > 26:
         raise bad("`options` must be a list of at most 26 texts")
     answer = row.get("answer")
+    if not isinstance(row.get("id", ""), (str, int)):
+        raise bad("`id` must be a text or a number")
     if answer is not None and not isinstance(answer, (str, int, float)):
         raise bad("`answer` must be a text or a number")
     kind = row.get("type") or ("choice" if options else "open")

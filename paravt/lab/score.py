@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -83,7 +84,7 @@ def run_score(model: str | None, questions: int, frame_budget: int, console: Con
     for row in scores:
         table.add_row(
             row.dispatch, f"{row.accuracy:.2f}", f"{row.strict:.2f}", f"{row.tool_calls:.2f}",
-            f"{row.true_reports:.2f}", str(row.unscored),
+            "-" if math.isnan(row.true_reports) else f"{row.true_reports:.2f}", str(row.unscored),
         )  # fmt: skip
     console.print(table)
     console.print(f"{questions} questions, K = {frame_budget}, chance {1 / len(GLYPHS):.2f}")

@@ -103,7 +103,8 @@ def build_processor(tokenizer: PreTrainedTokenizerFast, shape: TinyShape = DEFAU
     return Qwen3VLProcessor(
         image_processor=Qwen2VLImageProcessor(**common),
         tokenizer=tokenizer,
-        video_processor=Qwen3VLVideoProcessor(**common),
+        # its limits are for all frames of a video together
+        video_processor=Qwen3VLVideoProcessor(**common | {"size": {**sizes, "longest_edge": 64 * shape.frame_side**2}}),
         chat_template=APPEND_ONLY_TEMPLATE,
     )
 
@@ -175,7 +176,7 @@ def build_qwen25_processor(tokenizer: PreTrainedTokenizerFast, shape: TinyShape 
     return Qwen2_5_VLProcessor(
         image_processor=Qwen2VLImageProcessor(**common),
         tokenizer=tokenizer,
-        video_processor=Qwen2VLVideoProcessor(**common),
+        video_processor=Qwen2VLVideoProcessor(**common | {"size": {**sizes, "longest_edge": 64 * shape.frame_side**2}}),
         chat_template=APPEND_ONLY_TEMPLATE,
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
+from transformers.utils import logging
 
 from paravt.chat import TokenChat
 from paravt.errors import ModelError
@@ -40,7 +42,8 @@ class QwenVL:
 
     def save(self, directory: str | Path) -> None:
         """In the Hugging Face layout (safetensors, processor, chat template)."""
-        self.module.save_pretrained(directory)
+        with _no_progress_bar():
+            self.module.save_pretrained(directory)
         self.processor.save_pretrained(directory)
 
     @property
@@ -140,9 +143,10 @@ def load_model(path: str | Path, dtype: str = "auto", device: str = "cpu") -> Qw
         if "sliding_attention" in (getattr(config.text_config, "layer_types", None) or ()):
             raise ModelError(f"{path}: it attends within a sliding window, which is not supported")
         # a pickle can run code while it is loaded
-        module, found = AutoModelForImageTextToText.from_pretrained(
-            path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
-        )
+        with _no_progress_bar():
+            module, found = AutoModelForImageTextToText.from_pretrained(
+                path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+            )
         # Transformers would leave them at random values.
         if missing := found["missing_keys"] - module.all_tied_weights_keys.keys():
             raise ModelError(f"{path}: incomplete: no tensor {min(missing)} ({len(missing)} missing); copy it again")
@@ -166,6 +170,18 @@ def _device(path: str | Path, name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with the device's support
         raise ModelError(f"{path}: device {name}: {_first_line(error)}; choose another device") from error
     return device
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Transformers shows one for its weights, in the middle of whatever the caller shows."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _first_line(error: BaseException) -> str:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # Decoders that look at `skip_frame` for every packet anew. (dav1d reads it once, when it is opened.)
 _SKIPS_PER_PACKET = frozenset({"h264", "hevc", "mpeg2video", "mpeg4"})
+# These open further files, which the name and the time of the list say nothing about.
+_PLAYLISTS = frozenset({"concat", "hls", "dash", "imf"})
 # After a seek FFmpeg's demuxer of MPEG program streams makes up timestamps (off by a field, for seconds).
 _UNSEEKABLE = frozenset({"mpeg"})
 
@@ -73,7 +75,9 @@ class Source:
         playable = [s for s in streams if s.time_base and s.codec_context is not None]
         form = container.format.name
         reason = None
-        if form == "tty" or form.startswith("image2") or form.endswith("_pipe"):  # FFmpeg "plays" text and pictures
+        if form in _PLAYLISTS:
+            reason = f"a playlist ({form}), not a video; give the video itself"
+        elif form == "tty" or form.startswith("image2") or form.endswith("_pipe"):  # FFmpeg "plays" text and pictures
             reason = f"not a video (FFmpeg takes it for {form})"
         elif not streams:
             reason = "no video stream"

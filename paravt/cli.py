@@ -51,9 +51,7 @@ def ask(
     question: Annotated[str, typer.Argument(help="What you want to know.", show_default=False)],
     model: Annotated[
         str | None,
-        typer.Option(
-            help="A Qwen-VL checkpoint: a directory or a hub id. Default: the small one in the package."
-        ),
+        typer.Option(help="A Qwen-VL checkpoint: a directory or a hub id. Default: the small one in the package."),
     ] = None,
     server: Annotated[str | None, typer.Option(help="An OpenAI-compatible server instead, http://host:port.")] = None,
     served_model: Annotated[str | None, typer.Option(help="The model's name on that server.")] = None,

@@ -7,6 +7,7 @@ them leaves the episode unscored.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from typing import Any
 
 from paravt.chat import seconds, text_message
 from paravt.conversation import Conversation
-from paravt.crops import CropRunner, timestamped
+from paravt.crops import CropRunner, TimedOut, timestamped
 from paravt.engines.base import Engine, stable_seed
 from paravt.episode_config import CropDone, CropStarted, EpisodeConfig, Event, OverviewRead, TurnTaken
 from paravt.errors import EngineError, ParaVTError, VideoError
@@ -176,7 +177,10 @@ class _Run:
         if room < 1:
             return None
         with self.clock("main"):
-            text = await self.main.turn(room)
+            try:
+                text = await asyncio.wait_for(self.main.turn(room), self.config.call_timeout)
+            except asyncio.TimeoutError:
+                raise TimedOut(f"no turn within {self.config.call_timeout:g} seconds") from None
         # a tool that was not offered is unknown: calls of it are bad, and run nothing
         turn = parse_turn(text, {}) if self.config.dispatch == "none" else parse_turn(text)
         self.turns.append(turn)

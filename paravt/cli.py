@@ -147,6 +147,19 @@ def sft(
 
 
 @app.command()
+def export(
+    base: Annotated[str, typer.Argument(help="The model that the adapters were trained on.", show_default=False)],
+    adapters: Annotated[Path, typer.Argument(help="A directory in peft's format.", show_default=False)],
+    out: Annotated[Path, typer.Argument(help="The directory to write.", show_default=False)],
+) -> None:
+    """Merge adapters into their model, and write a checkpoint that loads as it is."""
+    from paravt.models import load_model, merge_adapters
+
+    merged = merge_adapters(load_model(base), adapters)
+    merged.save(out)
+
+
+@app.command()
 def rl(
     recipe: Annotated[Path, typer.Argument(help="A YAML recipe.", show_default=False)],
     out: Annotated[Path, typer.Option(help="The run's directory. A run in it goes on from its newest checkpoint.")],
@@ -154,11 +167,21 @@ def rl(
         list[str] | None, typer.Option("--set", help="A change to the recipe: steps=10, model.path=DIR ...")
     ] = None,
     resume: Annotated[str, typer.Option(help="auto, never, or the directory of a checkpoint to start from.")] = "auto",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would run, from the model's configuration alone.")
+    ] = False,
+    ranks: Annotated[int, typer.Option(min=1, help="Of --dry-run: GPUs that the learner is sharded over.")] = 1,
 ) -> None:
     """Train the main agent and its sub-agents by reinforcement learning on whole episodes (PARA-GRPO)."""
     from paravt.config import RLRecipe, load_recipe
 
     loaded = load_recipe(RLRecipe, recipe, override or [])
+    if dry_run:
+        from paravt.dry_run import estimate
+        from paravt.terminal import show_dry_run
+
+        show_dry_run(Console(), estimate(loaded, ranks), ranks)
+        return
     from paravt.lab.factory import train_rl
 
     train_rl(loaded, out, Console(stderr=True), resume)

@@ -32,7 +32,8 @@ class EpisodeConfig:
     max_pixels: int = 50_176
     """Per frame; the processor's own limit applies too."""
     call_timeout: float | None = 300.0
-    """For the frames and for the report of a call, each; None (reproducible runs) waits for ever."""
+    """For the frames of a turn's calls, for each report, and for each turn of the main agent; None (reproducible
+    runs) waits for ever."""
     temperature: float = 0.0
     think_prefix: bool = False
     """Put `<think>` into the header of every assistant turn of the main agent (not trained on)."""

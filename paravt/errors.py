@@ -50,3 +50,4 @@ class DataError(ParaVTError):
 
 
 EXIT_CODES = {cls.kind: cls.exit_code for cls in (VideoError, EngineError, ModelError, RecipeError, DataError)}
+"""Of kinds in `EpisodeError`; others (a timeout) are the engine's."""

@@ -139,7 +139,7 @@ class Learner:
     def __init__(self, model: QwenVL, config: LearnerConfig, mesh: DeviceMesh | None = None) -> None:
         self.model, self.config, self.mesh = model, config, mesh
         self.steps = 0
-        self.peft: Any = _add_adapters(model.module, config.lora, keep_dtype=mesh is not None) if config.lora else None
+        self.peft: Any = add_adapters(model.module, config.lora, keep_dtype=mesh is not None) if config.lora else None
         self._reference: Scorer | None = None
         if config.loss.kl_coef and self.peft is None:
             frozen = QwenVL(copy.deepcopy(model.module).requires_grad_(False).eval(), model.processor)
@@ -327,7 +327,7 @@ def _full(tensor: Tensor) -> Tensor:
     return whole.detach().to("cpu", copy=True)
 
 
-def _add_adapters(module: Any, lora: LoRA, *, keep_dtype: bool) -> Any:
+def add_adapters(module: Any, lora: LoRA, *, keep_dtype: bool) -> Any:
     """The `PeftModel` around `module`, which is changed in place: base frozen, adapters trained.
 
     `keep_dtype`: adapters in the dtype of the base, as sharding needs it, instead of float32.

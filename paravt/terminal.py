@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -14,6 +15,9 @@ from rich.text import Text
 from paravt.answers import extract_letter
 from paravt.episode_config import CropDone, CropStarted, Event, OverviewRead, TurnTaken
 from paravt.types import Crop, Episode, Window
+
+if TYPE_CHECKING:  # it needs torch, which is slow to import and not needed to show an episode
+    from paravt.dry_run import DryRun
 
 _STYLES = {"ran": "green", "repaired": "yellow", "bad": "red", "failed": "red", "timed_out": "red", "skipped": "dim"}
 
@@ -112,6 +116,25 @@ def problems(episode: Episode) -> list[str]:
     if len(frames) > 3:
         return [f"overview: {len(frames)} problems, the first: {frames[0].message}", *other]
     return [f"overview: {error.message}" for error in frames] + other
+
+
+def show_dry_run(console: Console, plan: DryRun, ranks: int) -> None:
+    def gigabytes(size: int) -> str:
+        return f"{size / 1e9:.2f} GB"
+
+    rows = {
+        "parameters": f"{plan.parameters:,}, {plan.trained:,} trained, {plan.blocks} blocks",
+        "steps": f"{plan.steps}, each {plan.episodes} episodes",
+        "rows of a step": f"at most {plan.most_rows:,}, their main traces at most {plan.most_tokens:,} tokens",
+        f"memory on each of {ranks}": f"weights {gigabytes(plan.weights)}, gradients {gigabytes(plan.gradients)}, "
+        f"optimizer {gigabytes(plan.optimizer)}",
+        "activations": f"about {gigabytes(plan.activations)} (estimated) in a microbatch",
+        "keys and values": f"at most {gigabytes(plan.key_values)} in the local engine",
+    }
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    console.print(table)
 
 
 def cost(episode: Episode) -> str:

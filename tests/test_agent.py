@@ -139,6 +139,12 @@ async def test_a_hanging_sub_agent_times_out_alone(tiny: QwenVL) -> None:
     assert "error: no report within 0.5 seconds" in replies(episode)
 
 
+async def test_a_hanging_engine_costs_its_episode(tiny: QwenVL) -> None:
+    episode = await run(scripted(tiny, [Delayed(math.inf)]), EpisodeConfig(frame_budget=4, call_timeout=0.3))
+    assert (episode.answer, episode.scored, episode.end) == (None, False, "failed")
+    assert [(error.kind, error.message) for error in episode.errors] == [("timeout", "no turn within 0.3 seconds")]
+
+
 async def test_a_broken_engine_leaves_the_episode_unscored(tiny: QwenVL) -> None:
     episode = await run(scripted(tiny, [EngineError("down")]))
     assert (episode.answer, episode.scored, episode.turns) == (None, False, ())

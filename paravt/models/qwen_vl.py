@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from peft import PeftModel
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
@@ -170,6 +171,15 @@ def _device(path: str | Path, name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with the device's support
         raise ModelError(f"{path}: device {name}: {_first_line(error)}; choose another device") from error
     return device
+
+
+def merge_adapters(model: QwenVL, adapters: str | Path) -> QwenVL:
+    """A model with adapters in peft's format merged into its weights. Raises ModelError if they don't fit."""
+    try:
+        merged = PeftModel.from_pretrained(model.module, str(adapters)).merge_and_unload()
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise ModelError(f"{adapters}: not adapters of this model: {_first_line(error)}") from error
+    return QwenVL(merged.eval(), model.processor)
 
 
 @contextmanager

@@ -60,7 +60,7 @@ class ScriptedMain:
         return wanted
 
     async def load_policy(self, version: int, weights: Mapping[str, Any] | None) -> None:
-        raise NotImplementedError("benchmarks do not train")
+        await self._engine.load_policy(version, weights)
 
     async def close(self) -> None:
         await self._engine.close()

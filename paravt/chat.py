@@ -15,7 +15,7 @@ from typing import Any
 
 from paravt.engines.base import Completion
 from paravt.errors import EngineError, ModelError
-from paravt.types import Frame, Message, Segment, TextPart, VideoPart
+from paravt.types import Frame, Message, Role, Segment, TextPart, VideoPart
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +30,8 @@ class RenderError(EngineError, ValueError):
     """A conversation that cannot be rendered for this model."""
 
 
-def text_message(role: str, text: str) -> Message:
-    return Message(role, (TextPart(text),))  # type: ignore[arg-type]
+def text_message(role: Role, text: str) -> Message:
+    return Message(role, (TextPart(text),))
 
 
 def seconds(value: float) -> str:

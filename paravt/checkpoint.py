@@ -59,6 +59,26 @@ def complete_checkpoints(directory: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
 
 
+def choose_checkpoint(directory: Path, resume: str) -> Path | None:
+    """Where a run starts from: "auto" is the newest complete checkpoint, or none; "never" is none; or a path.
+
+    Raises RecipeError if "never" finds checkpoints, and if a path is no checkpoint or has later ones beside the run.
+    """
+    found = complete_checkpoints(directory)
+    if resume == "auto":
+        return found[-1] if found else None
+    if resume == "never":
+        if found:
+            raise RecipeError(f"{directory.parent}: has checkpoints already; choose another --out, or --resume auto")
+        return None
+    chosen = Path(resume)
+    if not (chosen / "run.json").exists():
+        raise RecipeError(f"{resume}: not a checkpoint of a run (a directory with run.json)")
+    if any(path.name > chosen.name for path in found):
+        raise RecipeError(f"{directory.parent}: has later checkpoints; choose another --out, or remove them")
+    return chosen
+
+
 def load_checkpoint(path: Path, learner: Learner) -> dict[str, Any]:
     """Put the learner where it was; returns the `run` of `save_checkpoint` and the `step`. All ranks call it."""
     parameters, optimizer = get_state_dict(learner.scorer, learner.optimizer, options=_OPTIONS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,13 @@ def save_episode(episode: Episode, path: str | Path) -> None:
         write_whole(path, text)
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
+
+
+def save_episodes(episodes: Iterable[tuple[str, Episode]], path: Path) -> None:
+    """Write episodes as JSONL, each with the name of its group. The directory is made. Raises OSError."""
+    path.parent.mkdir(exist_ok=True)
+    rows = (json.dumps({"group": group, **episode_to_dict(episode)}) for group, episode in episodes)
+    write_whole(path, "".join(f"{row}\n" for row in rows))
 
 
 def _plain(value: Any) -> Any:

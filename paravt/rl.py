@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -21,13 +20,12 @@ from rich.progress import Progress, TextColumn
 from rich.text import Text
 
 from paravt.algo import CreditConfig, batch_marks_mean, loss_weights, rows_from_group
-from paravt.checkpoint import check_room, complete_checkpoints, load_checkpoint, save_checkpoint
+from paravt.checkpoint import check_room, choose_checkpoint, load_checkpoint, save_checkpoint
 from paravt.config import RLRecipe
 from paravt.data import Cursor, SampleStream
 from paravt.engines.local import LocalEngine
 from paravt.engines.lockstep import LockstepEngine
-from paravt.episodes import episode_to_dict
-from paravt.errors import RecipeError
+from paravt.episodes import save_episodes
 from paravt.judge import Judge
 from paravt.learner import Learner, StepMetrics
 from paravt.metrics import MetricsFile, Truth, learner_metrics, rollout_metrics
@@ -140,7 +138,8 @@ class _Run:
         self.metrics.add(step, values)
         self.timings.add(step, {"rollout": sampled - started, "learn": time.monotonic() - sampled})
         if step % self.recipe.episodes_every == 0 or step == 1:
-            self.write_episodes(step, groups)
+            episodes = [(group.id, episode) for group in groups for episode in group.episodes]
+            save_episodes(episodes, self.out / "episodes" / f"step-{step:06d}.jsonl")
         if step % self.recipe.checkpoint_every == 0 or step == self.recipe.steps:
             run = {"cursor": dataclasses.asdict(self.stream.cursor)}
             save_checkpoint(self.out / "checkpoints", self.learner, run, self.recipe.keep_checkpoints)
@@ -177,29 +176,13 @@ class _Run:
         return self.learner.step(rows, weights, old, reference)
 
     def resume(self, resume: str) -> None:
-        found = complete_checkpoints(self.out / "checkpoints")
-        if resume == "never" and found:
-            raise RecipeError(f"{self.out}: has checkpoints already; choose another --out, or --resume auto")
-        if resume not in ("never", "auto"):
-            found = [Path(resume)]
-            if not (found[0] / "run.json").exists():
-                raise RecipeError(f"{resume}: not a checkpoint of a run (a directory with run.json)")
-            if any(path.name > found[0].name for path in complete_checkpoints(self.out / "checkpoints")):
-                raise RecipeError(f"{self.out}: has later checkpoints; choose another --out, or remove them")
-        if found:
-            run = load_checkpoint(found[-1], self.learner)
+        chosen = choose_checkpoint(self.out / "checkpoints", resume)
+        if chosen is not None:
+            run = load_checkpoint(chosen, self.learner)
             self.stream.cursor = Cursor(**run["cursor"])
-            self.console.print(f"going on from {found[-1]}")
+            self.console.print(f"going on from {chosen}")
         self.metrics.cut(self.learner.steps)
         self.timings.cut(self.learner.steps)
-
-    def write_episodes(self, step: int, groups: list[Group]) -> None:
-        path = self.out / "episodes" / f"step-{step:06d}.jsonl"
-        path.parent.mkdir(exist_ok=True)
-        with path.open("w", encoding="utf-8") as file:
-            for group in groups:
-                for episode in group.episodes:
-                    file.write(json.dumps({"group": group.id, **episode_to_dict(episode)}) + "\n")
 
 
 _SHOWN = {
@@ -210,6 +193,7 @@ _SHOWN = {
     "calls": "kappa",
     "entropy": "entropy",
     "kl": "token/kl_old",
+    "clipped": "token/clipped_high",
     "equal": "equal_groups",
     "unscored": "unscored",
 }

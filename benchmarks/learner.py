@@ -58,7 +58,9 @@ CASES = {"64x64": (64, 64), "64x256": (64, 256), "128x256": (128, 256)}
 class Prepared(QwenVL):
     """The image processor's work is done once for each set of frames. Nothing is banned: TRL knows no such thing."""
 
-    banned_ids: list[int] = []  # type: ignore[assignment]  # noqa: RUF012
+    @property
+    def banned_ids(self) -> list[int]:
+        return []
 
     def __init__(self, module: Any, processor: Any) -> None:
         super().__init__(module, processor)

@@ -58,7 +58,7 @@ async def run_episode(
     """Let the agent answer one question. `on_event` is called in the event loop as things happen.
 
     Share one `reader` between episodes: it caches frames. Raises ValueError if the engine cannot do what the config
-    asks for.
+    asks for, or the sample has more options than letters.
     """
     episode = _Run(sample, engine, config or EpisodeConfig(), reader or FrameReader(), on_event)
     started = time.monotonic()
@@ -66,6 +66,7 @@ async def run_episode(
         await episode.run()
     except (VideoError, EngineError) as error:
         episode.note(error, "episode")
+        episode.end = "failed"
     episode.timings["total"] = time.monotonic() - started
     return episode.result()
 
@@ -82,6 +83,8 @@ class _Run:
         self.main = Conversation(engine, "main", "main", config.temperature, self.seed)
         if config.think_prefix and not self.chat.takes_prefix:
             raise ValueError("think_prefix: this engine cannot continue a forced prefix")
+        if len(sample.options) > len(_LETTERS):
+            raise ValueError(f"sample {sample.id}: {len(sample.options)} options; {len(_LETTERS)} can be lettered")
         self.prefix = THINK_PREFIX if config.think_prefix else ""
         self.limit = min(config.max_context_tokens, self.chat.context_limit or config.max_context_tokens)
         self.end: EndReason = "failed"

@@ -134,21 +134,10 @@ def run_sft(
     same for the same i: so a run that was stopped goes on after its last finished stage, to the same weights as if it
     had not been stopped. Raises RecipeError if `out` holds a run of another recipe.
     """
-    with claim_run(out, recipe.model_dump_json(indent=1)):
-        _run_stages(recipe, out, console, new_model, stage_traces)
-
-
-def _run_stages(
-    recipe: SFTRecipe,
-    out: Path,
-    console: Console,
-    new_model: Callable[[], QwenVL],
-    stage_traces: Callable[[QwenVL, int], Iterator[Trace]],
-) -> None:
     torch.set_num_threads(recipe.threads)
     model: QwenVL | None = None
     columns = (*Progress.get_default_columns(), TextColumn("loss {task.fields[loss]:.3f}"))
-    with Progress(*columns, console=console) as progress:
+    with claim_run(out, recipe.model_dump_json(indent=1)), Progress(*columns, console=console) as progress:
         for number, stage in enumerate(recipe.stages):
             target = out / stage.name
             task = progress.add_task(stage.name, total=stage.steps, loss=math.nan)

@@ -151,6 +151,17 @@ async def test_a_broken_engine_leaves_the_episode_unscored(tiny: QwenVL) -> None
     assert [(error.kind, error.message) for error in episode.errors] == [("engine", "down")]
 
 
+async def test_an_engine_that_breaks_later_ends_the_episode_as_failed(tiny: QwenVL) -> None:
+    episode = await run(scripted(tiny, [calls((0, 9)), EngineError("down")], crop_0_0=["x"]))
+    assert (episode.answer, episode.scored, episode.end, len(episode.turns)) == (None, False, "failed", 1)
+
+
+async def test_more_options_than_letters_are_refused(tiny: QwenVL) -> None:
+    sample = Sample("s", LONG, "?", options=tuple(str(i) for i in range(27)))
+    with pytest.raises(ValueError, match="27 options; 26 can be lettered"):
+        await run(scripted(tiny, []), sample=sample)
+
+
 async def test_an_unreadable_video_leaves_the_episode_unscored(tiny: QwenVL) -> None:
     episode = await run(scripted(tiny, []), sample=Sample("s", "no/such/file.mp4", "?"))
     assert not episode.scored

@@ -8,7 +8,7 @@ from typing import Any
 
 from paravt.engines.base import Completion
 from paravt.errors import EngineError
-from paravt.types import Usage
+from paravt.types import StopReason, Usage
 
 
 def read_completion(url: str, body: bytes) -> Completion:
@@ -27,8 +27,8 @@ def read_completion(url: str, body: bytes) -> Completion:
         usage = _usage(answer.get("usage"))
     except _NotThat as error:
         raise EngineError(f"{url}: not a chat completion: {error}") from error
-    stop_reason = "length" if finish == "length" else "stop"
-    return Completion((), text, None, stop_reason, policy_version=0, usage=usage)  # type: ignore[arg-type]
+    stop_reason: StopReason = "length" if finish == "length" else "stop"
+    return Completion((), text, None, stop_reason, policy_version=0, usage=usage)
 
 
 def read_models(url: str, body: bytes) -> list[str]:

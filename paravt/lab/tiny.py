@@ -113,57 +113,26 @@ def build_model(
     tokenizer: PreTrainedTokenizerFast, shape: TinyShape = DEFAULT_SHAPE, seed: int = 0
 ) -> Qwen3VLForConditionalGeneration:
     """A freshly initialised model in float32. Global random state is left as it was."""
-    token = tokenizer.convert_tokens_to_ids
-    rotary = shape.hidden // shape.heads // 2
-    third = rotary // 3
+    text, vision, ids = _common_config(tokenizer, shape)
     config = Qwen3VLConfig(
-        text_config=dict(
-            vocab_size=-(-len(tokenizer) // 8) * 8,
-            hidden_size=shape.hidden,
-            intermediate_size=shape.feed_forward,
-            num_hidden_layers=shape.layers,
-            num_attention_heads=shape.heads,
-            num_key_value_heads=shape.kv_heads,
-            head_dim=shape.hidden // shape.heads,
-            max_position_embeddings=32_768,
-            rope_parameters={
-                "rope_type": "default",
-                "mrope_section": [rotary - 2 * third, third, third],
-                "mrope_interleaved": True,
-                "rope_theta": 1e4,
-            },
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=token("<|im_end|>"),
-            pad_token_id=token("<|endoftext|>"),
-            initializer_range=shape.init_std,
-        ),
-        vision_config=dict(
-            depth=shape.vision_depth,
-            hidden_size=shape.vision_hidden,
-            intermediate_size=2 * shape.vision_hidden,
-            num_heads=4,
-            out_hidden_size=shape.hidden,
-            patch_size=PATCH,
-            spatial_merge_size=MERGE,
-            temporal_patch_size=2,
-            num_position_embeddings=16,
-            deepstack_visual_indexes=list(range(shape.vision_depth)),
-            initializer_range=shape.init_std,
-        ),
-        image_token_id=token("<|image_pad|>"),
-        video_token_id=token("<|video_pad|>"),
-        vision_start_token_id=token("<|vision_start|>"),
-        vision_end_token_id=token("<|vision_end|>"),
+        text_config=text
+        | {
+            "head_dim": shape.hidden // shape.heads,
+            "rope_parameters": text["rope_parameters"] | {"mrope_interleaved": True},
+            "tie_word_embeddings": True,
+        },
+        vision_config=vision
+        | {
+            "patch_size": PATCH,
+            "num_position_embeddings": 16,
+            "deepstack_visual_indexes": list(range(shape.vision_depth)),
+        },
         tie_word_embeddings=True,
+        **ids,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = Qwen3VLForConditionalGeneration(config)
+    model = _initialise(Qwen3VLForConditionalGeneration, config, seed)
     _copy_heads(model, shape)
-    model.generation_config.eos_token_id = [token("<|im_end|>"), token("<|endoftext|>")]
-    model.generation_config.pad_token_id = token("<|endoftext|>")
-    return model.eval()
+    return model
 
 
 def build_qwen25_processor(tokenizer: PreTrainedTokenizerFast, shape: TinyShape = DEFAULT_SHAPE) -> Qwen2_5_VLProcessor:
@@ -189,54 +158,79 @@ def build_qwen25_model(
     All layers of the vision tower but the last attend within windows of two by two visual tokens, so that small frames
     have several, and at their edges narrower ones.
     """
+    text, vision, ids = _common_config(tokenizer, shape)
+    config = Qwen2_5_VLConfig(
+        text_config=text,
+        vision_config=vision
+        | {
+            "patch_size": PATCH_25,
+            "window_size": 2 * PATCH_25 * MERGE,
+            "fullatt_block_indexes": [shape.vision_depth - 1],
+        },
+        tie_word_embeddings=tied,
+        **ids,
+    )
+    model = _initialise(Qwen2_5_VLForConditionalGeneration, config, seed)
+    if tied:
+        _copy_heads(model, shape)
+    return model
+
+
+def _common_config(
+    tokenizer: PreTrainedTokenizerFast, shape: TinyShape
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, int]]:
+    """What both families have: the configuration of the text model, of the vision tower, and the vision tokens."""
     token = tokenizer.convert_tokens_to_ids
     rotary = shape.hidden // shape.heads // 2
     third = rotary // 3
-    config = Qwen2_5_VLConfig(
-        text_config=dict(
-            vocab_size=-(-len(tokenizer) // 8) * 8,
-            hidden_size=shape.hidden,
-            intermediate_size=shape.feed_forward,
-            num_hidden_layers=shape.layers,
-            num_attention_heads=shape.heads,
-            num_key_value_heads=shape.kv_heads,
-            max_position_embeddings=32_768,
-            rope_parameters={
-                "rope_type": "default",
-                "mrope_section": [rotary - 2 * third, third, third],
-                "rope_theta": 1e4,
-            },
-            bos_token_id=None,
-            eos_token_id=token("<|im_end|>"),
-            pad_token_id=token("<|endoftext|>"),
-            initializer_range=shape.init_std,
-        ),
-        vision_config=dict(
-            depth=shape.vision_depth,
-            hidden_size=shape.vision_hidden,
-            intermediate_size=2 * shape.vision_hidden,
-            num_heads=4,
-            out_hidden_size=shape.hidden,
-            patch_size=PATCH_25,
-            spatial_merge_size=MERGE,
-            temporal_patch_size=2,
-            window_size=2 * PATCH_25 * MERGE,
-            fullatt_block_indexes=[shape.vision_depth - 1],
-            initializer_range=shape.init_std,
-        ),
-        image_token_id=token("<|image_pad|>"),
-        video_token_id=token("<|video_pad|>"),
-        vision_start_token_id=token("<|vision_start|>"),
-        vision_end_token_id=token("<|vision_end|>"),
-        tie_word_embeddings=tied,
-    )
+    text = {
+        "vocab_size": -(-len(tokenizer) // 8) * 8,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.feed_forward,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "max_position_embeddings": 32_768,
+        "rope_parameters": {
+            "rope_type": "default",
+            "mrope_section": [rotary - 2 * third, third, third],
+            "rope_theta": 1e4,
+        },
+        "bos_token_id": None,
+        "eos_token_id": token("<|im_end|>"),
+        "pad_token_id": token("<|endoftext|>"),
+        "initializer_range": shape.init_std,
+    }
+    vision = {
+        "depth": shape.vision_depth,
+        "hidden_size": shape.vision_hidden,
+        "intermediate_size": 2 * shape.vision_hidden,
+        "num_heads": 4,
+        "out_hidden_size": shape.hidden,
+        "spatial_merge_size": MERGE,
+        "temporal_patch_size": 2,
+        "initializer_range": shape.init_std,
+    }
+    ids = {
+        f"{name}_id": token(f"<|{piece}|>")
+        for name, piece in (
+            ("image_token", "image_pad"),
+            ("video_token", "video_pad"),
+            ("vision_start_token", "vision_start"),
+            ("vision_end_token", "vision_end"),
+        )
+    }
+    return text, vision, ids
+
+
+def _initialise(kind: Any, config: Any, seed: int) -> Any:
+    """Random weights that depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen2_5_VLForConditionalGeneration(config)
-    if tied:
-        _copy_heads(model, shape)
-    model.generation_config.eos_token_id = [token("<|im_end|>"), token("<|endoftext|>")]
-    model.generation_config.pad_token_id = token("<|endoftext|>")
+        model = kind(config)
+    text = config.text_config
+    model.generation_config.eos_token_id = [text.eos_token_id, text.pad_token_id]
+    model.generation_config.pad_token_id = text.pad_token_id
     return model.eval()
 
 

@@ -1,6 +1,6 @@
-"""Questions about videos: reading them, and going through them in a reproducible order."""
+"""Questions about videos and rows of published data: reading them, and going through them in a reproducible order."""
 
-from paravt.data.samples import read_samples
+from paravt.data.samples import read_question_rows, read_samples
 from paravt.data.stream import Cursor, SampleStream
 
-__all__ = ["Cursor", "SampleStream", "read_samples"]
+__all__ = ["Cursor", "SampleStream", "read_question_rows", "read_samples"]

@@ -1,16 +1,30 @@
-"""Samples from JSONL: one object a line with `video`, `question`, and maybe `options`, `answer`, `type`, `id`."""
+"""Samples: questions from JSONL of our own, and rows of published RL data.
+
+Ours have one object a line with `video`, `question`, and maybe `options`, `answer`, `type`, `id`. The others have
+`prompt` (turns, the question in the last one of the user), `videos` and `extra_info` with `answer` and
+`question_type`, in parquet or JSONL.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paravt.data.media import local_path
+from paravt.data.messages import read_json
+from paravt.data.skips import RowError
+from paravt.data.tables import find_files, open_groups, read_group
 from paravt.errors import DataError
 from paravt.types import AnswerType, Sample
 
 _KNOWN = {"video", "question", "options", "answer", "type", "id"}
 _TYPES: tuple[AnswerType, ...] = ("choice", "temporal", "open")
+_ROW_TYPES: dict[str, AnswerType] = {"mcq": "choice", "tvg": "temporal"}
+_PLACEHOLDER = re.compile(r"<(?:video|image)>\s*")
 
 
 def read_samples(path: str | Path) -> list[Sample]:
@@ -41,6 +55,68 @@ def read_samples(path: str | Path) -> list[Sample]:
     if not samples:
         raise DataError(f"{path}: no samples")
     return samples
+
+
+def read_question_rows(files: Sequence[str], root: str | Path | None = None) -> tuple[list[Sample], Counter[str]]:
+    """Rows of published RL data as samples, and how many were skipped for which reason.
+
+    `root` is where relative paths of videos begin. An id is the file's name and the row's number. The prompt's system
+    turn goes to `Sample.metadata`: the episode has one of its own. Raises DataError if no row can be used.
+    """
+    samples: list[Sample] = []
+    skipped: Counter[str] = Counter()
+    first = ""
+    for path in find_files(files):
+        for group in open_groups(path):
+            rows = read_group(group)
+            for index in range(len(rows)):
+                try:
+                    samples.append(row_sample(rows[index], f"{path.stem}/{group.first + index}", root))
+                except RowError as error:
+                    skipped[error.reason] += 1
+                    first = first or f"{path}: row {group.first + index}: {error}"
+    if not samples:
+        raise DataError(f"none of {sum(skipped.values())} rows can be used; the first: {first}")
+    return samples, skipped
+
+
+def row_sample(row: Mapping[str, Any], id: str, root: str | Path | None = None) -> Sample:
+    """One row of published RL data. Raises RowError."""
+    prompt = read_json(row.get("prompt"), "prompt")
+    turns = [turn for turn in prompt if isinstance(turn, dict)] if isinstance(prompt, list) else []
+    texts = {str(turn.get("role")): _content(turn.get("content")) for turn in turns}
+    question = _PLACEHOLDER.sub("", texts.get("user", "")).strip()
+    if not question:
+        raise RowError("no_question", "`prompt` has no turn of the user with a text")
+    extra = read_json(row.get("extra_info"), "extra_info")
+    answer = extra.get("answer") if isinstance(extra, dict) else None
+    if isinstance(answer, bool) or not isinstance(answer, (str, int, float)) or not str(answer).strip():
+        raise RowError("answer", "`extra_info` has no `answer`")
+    assert isinstance(extra, dict)
+    videos = read_json(row.get("videos"), "videos")
+    found = [video.get("video") if isinstance(video, dict) else video for video in videos or ()] \
+        if isinstance(videos, list) else []  # fmt: skip
+    if len(found) != 1 or not isinstance(found[0], str) or not found[0]:
+        raise RowError("videos", f"{len(found)} videos; a question is about one")
+    kind = extra.get("question_type")
+    system = texts.get("system")
+    return Sample(
+        id=id,
+        video=str(local_path(found[0], None if root is None else Path(root))),
+        question=question,
+        answer=str(answer),
+        type=_ROW_TYPES.get(str(kind), "open"),
+        metadata={"source": row.get("data_source"), "question_type": kind, **({"system": system} if system else {})},
+    )
+
+
+def _content(content: object) -> str:
+    """The text of a turn's content; media stand first in the episode, wherever they stand here."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 def _refuse(constant: str) -> None:

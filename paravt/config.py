@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from paravt.agent import EpisodeConfig
 from paravt.algo import FRAME_BUDGETS, AnchorConfig
@@ -56,6 +56,7 @@ class PretrainedModel(Strict):
 class LabMixture(Strict):
     """Traces of the lab's scripted teacher: shares of their kinds, and the frame budgets of their overviews."""
 
+    kind: Literal["lab"] = "lab"
     kinds: dict[Literal["parallel", "sequential", "none", "crop"], Annotated[float, Field(ge=0)]]
     budgets: tuple[Positive, ...] = (4, 8, 16, 32, 64)
     lengths: tuple[Annotated[int, Field(ge=2, le=5)], ...] = (2, 3, 4, 5)
@@ -68,6 +69,69 @@ class LabMixture(Strict):
         return self
 
 
+class WeightedFiles(Strict):
+    files: Annotated[tuple[str, ...], Field(min_length=1)]
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Its share of all rows that are drawn, as a ratio to the other weights."""
+
+
+class Validation(Strict):
+    """Rows that are not trained on; their loss is logged."""
+
+    files: Annotated[tuple[str, ...], Field(min_length=1)]
+    rows: Positive = 64
+    every: Positive = 100
+    """Steps."""
+
+
+class MessageFiles(Strict):
+    """Rows of published SFT data, parquet or JSONL; see `paravt.data.messages`. `data/*.parquet` is fine."""
+
+    kind: Literal["messages"]
+    files: tuple[str, ...] = ()
+    """Read as one: every row once in a pass."""
+    mixture: tuple[WeightedFiles, ...] = ()
+    """Instead of `files`: each draw is from one of these, by weight."""
+    root: str | None = None
+    """Where relative paths of media begin (`longvt_source/...`)."""
+    system: str | None = None
+    """The system turn of rows that have none."""
+    fps: Annotated[float, Field(gt=0)] = 1.0
+    max_frames: Positive = 64
+    max_pixels: Annotated[int, Field(ge=1024)] = 50_176
+    max_tokens: Positive | None = None
+    """Longer rows are skipped; unset: what the model can take."""
+    workers: Positive = 2
+    """Threads that read and decode."""
+    prefetch: Positive = 2
+    """Batches that are made ahead; they are in memory with all their frames."""
+    validation: Validation | None = None
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> MessageFiles:
+        if bool(self.files) == bool(self.mixture):
+            raise ValueError("give `files` or `mixture`, one of the two")
+        return self
+
+    @property
+    def sources(self) -> tuple[WeightedFiles, ...]:
+        return self.mixture or (WeightedFiles(files=self.files),)
+
+
+def _kind(data: Any) -> Any:
+    return data.get("kind", "lab") if isinstance(data, dict) else getattr(data, "kind", None)
+
+
+StageData = Annotated[
+    Annotated[LabMixture, Tag("lab")] | Annotated[MessageFiles, Tag("messages")],
+    Discriminator(
+        _kind,
+        custom_error_type="kind",
+        custom_error_message="`kind` must be `messages` (files), or left out (the lab's traces)",
+    ),
+]
+
+
 class Stage(Strict):
     """A stretch of training on one mixture, with its own warm-up and cosine decay."""
 
@@ -78,7 +142,7 @@ class Stage(Strict):
     learning_rate: Annotated[float, Field(gt=0)]
     warmup_steps: Annotated[int, Field(ge=0)] = 20
     final_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
-    data: LabMixture
+    data: StageData
 
 
 class SFTRecipe(Strict):
@@ -91,15 +155,45 @@ class SFTRecipe(Strict):
     clip_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     threads: Positive = 2
     log_every: Positive = 20
+    """Of stages on the lab's traces; stages on files log every step."""
+    lora: LoRA | None = None
+    freeze_vision: bool = False
+    token_budget: Positive = 8_192
+    """Most tokens that go through the model at a time; a batch of more is accumulated."""
+    activation_checkpointing: bool = False
     checkpoint_every: Positive = 200
+    """Steps within a stage. Stages on the lab's traces are short and are repeated instead."""
+    keep_checkpoints: Positive = 2
     stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
-    def _distinct(self) -> SFTRecipe:
+    def _possible(self) -> SFTRecipe:
         names = [stage.name for stage in self.stages]
         if len(set(names)) < len(names):
             raise ValueError("stages need distinct names")
+        on_files = any(isinstance(stage.data, MessageFiles) for stage in self.stages)
+        if not on_files and (self.lora or self.freeze_vision or self.activation_checkpointing):
+            raise ValueError("lora, freeze_vision and activation_checkpointing are for stages on files")
         return self
+
+    def learner_config(self, stage: Stage) -> LearnerConfig:
+        """Of a stage on files."""
+        return LearnerConfig(
+            loss=LossConfig(importance_cap=None),  # there is no sampler to be corrected for
+            optimizer=OptimizerConfig(
+                learning_rate=stage.learning_rate,
+                schedule="cosine",
+                warmup_steps=stage.warmup_steps,
+                total_steps=stage.steps,
+                final_lr_ratio=stage.final_lr_ratio,
+                betas=self.betas,
+                weight_decay=self.weight_decay,
+                clip_grad_norm=self.clip_grad_norm,
+            ),
+            token_budget=self.token_budget,
+            activation_checkpointing=self.activation_checkpointing,
+            lora=self.lora,
+        )
 
 
 class LabQuestions(Strict):
@@ -114,6 +208,15 @@ class QuestionFile(Strict):
 
     kind: Literal["jsonl"]
     path: str
+
+
+class QuestionRows(Strict):
+    """Rows of published RL data, parquet or JSONL; see `paravt.data.read_question_rows`."""
+
+    kind: Literal["rows"]
+    files: Annotated[tuple[str, ...], Field(min_length=1)]
+    root: str | None = None
+    """Where relative paths of videos begin."""
 
 
 class RolloutRecipe(Strict):
@@ -157,7 +260,7 @@ class RLRecipe(Strict):
     """PARA-GRPO and its ablations; the sections are the configurations of the modules they are named after."""
 
     model: PretrainedModel
-    data: Annotated[LabQuestions | QuestionFile, Field(discriminator="kind")] = LabQuestions()
+    data: Annotated[LabQuestions | QuestionFile | QuestionRows, Field(discriminator="kind")] = LabQuestions()
     seed: int = 0
     steps: Positive = 50
     rollout: RolloutRecipe = RolloutRecipe()

@@ -1,6 +1,7 @@
 """Supervised training: plain next-token loss on the tokens that a policy would have sampled.
 
-Left out on purpose: sequence packing, sharding, LoRA. Rows are padded to the longest of their batch.
+A recipe is a list of stages. Those on files of rows are `sft_rows`; those on the lab's traces are here, for tiny models
+and short rows: no packing, no sharding, no adapters, rows are padded to the longest of their batch.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from rich.progress import Progress, TextColumn
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
-from paravt.config import PretrainedModel, SFTRecipe, Stage
+from paravt.config import MessageFiles, PretrainedModel, SFTRecipe, Stage
 from paravt.models import QwenVL, load_model
 from paravt.provenance import claim_run
+from paravt.sft_rows import Corpus, export_stage, train_on_rows
 from paravt.types import Frame, Trace
 
 
@@ -126,35 +128,45 @@ def run_sft(
     out: Path,
     console: Console,
     new_model: Callable[[], QwenVL],
-    stage_traces: Callable[[QwenVL, int], Iterator[Trace]],
+    lab_traces: Callable[[QwenVL, int], Iterator[Trace]],
 ) -> None:
     """Train all stages of a recipe; each leaves a checkpoint in `out/<name>`, `out/last.txt` names the newest.
 
-    `new_model` gives what the first stage starts from, `stage_traces` the endless data of stage number i, always the
-    same for the same i: so a run that was stopped goes on after its last finished stage, to the same weights as if it
-    had not been stopped. Raises RecipeError if `out` holds a run of another recipe.
+    `new_model` gives what the first stage starts from, `lab_traces` the endless data of stage number i, always the same
+    for the same i. A run that was stopped goes on after its last finished stage, or within a stage on files from its
+    newest checkpoint, to the same weights as if it had not been stopped. Raises RecipeError if `out` holds a run of
+    another recipe, DataError if files cannot be read.
     """
     torch.set_num_threads(recipe.threads)
     model: QwenVL | None = None
     columns = (*Progress.get_default_columns(), TextColumn("loss {task.fields[loss]:.3f}"))
     with claim_run(out, recipe.model_dump_json(indent=1)), Progress(*columns, console=console) as progress:
+        # before a model is loaded: a wrong path should not take a minute to say so
+        corpora = {s.name: Corpus(s.data, recipe.seed) for s in recipe.stages if isinstance(s.data, MessageFiles)}
         for number, stage in enumerate(recipe.stages):
-            target = out / stage.name
+            target, unfinished = out / stage.name, out / f"{stage.name}.partial"
             task = progress.add_task(stage.name, total=stage.steps, loss=math.nan)
             if target.is_dir():
                 progress.update(task, completed=stage.steps)
                 continue
             if model is None:
                 model = new_model() if number == 0 else _reload(out / recipe.stages[number - 1].name, recipe)
-            traces = stage_traces(model, number)
-            metrics = out / f"{stage.name}.jsonl"
-            metrics.unlink(missing_ok=True)  # of an attempt that did not finish
-            train_stage(model, stage, recipe, traces, metrics, partial(progress.update, task, advance=1))
-            unfinished = out / f"{stage.name}.partial"
-            shutil.rmtree(unfinished, ignore_errors=True)
-            model.save(unfinished)
+            if stage.name in corpora:
+                learner = train_on_rows(model, stage, recipe, corpora[stage.name], out, partial(progress.update, task))
+                shutil.rmtree(unfinished, ignore_errors=True)
+                export_stage(learner, unfinished)
+                model = None  # sharing its layers with the learner's adapters; the next stage takes what was written
+            else:
+                metrics = out / f"{stage.name}.jsonl"
+                metrics.unlink(missing_ok=True)  # of an attempt that did not finish
+                train_stage(
+                    model, stage, recipe, lab_traces(model, number), metrics, partial(progress.update, task, advance=1)
+                )
+                shutil.rmtree(unfinished, ignore_errors=True)
+                model.save(unfinished)
             unfinished.rename(target)
             (out / "last.txt").write_text(stage.name + "\n", encoding="utf-8")
+            shutil.rmtree(out / "checkpoints" / stage.name, ignore_errors=True)
 
 
 def _reload(checkpoint: Path, recipe: SFTRecipe) -> QwenVL:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from paravt.config import PretrainedModel, QuestionFile, RLRecipe, SFTRecipe
-from paravt.data import read_samples
+from paravt.config import LabMixture, PretrainedModel, QuestionFile, QuestionRows, RLRecipe, SFTRecipe
+from paravt.data import read_question_rows, read_samples
 from paravt.engines.base import stable_seed
 from paravt.lab.score import true_reports
 from paravt.lab.teacher import Mixture, phrases, traces
@@ -42,6 +42,7 @@ def train_sft(recipe: SFTRecipe, out: Path, console: Console) -> None:
 
     def stage_traces(model: QwenVL, number: int) -> Iterator[Trace]:
         data = recipe.stages[number].data
+        assert isinstance(data, LabMixture)
         mixture = Mixture(data.kinds, data.budgets, data.lengths, data.crop_frames)
         return traces(model.chat, mixture, stable_seed(recipe.seed, number))
 
@@ -50,7 +51,12 @@ def train_sft(recipe: SFTRecipe, out: Path, console: Console) -> None:
 
 def train_rl(recipe: RLRecipe, out: Path, console: Console, resume: str = "auto") -> None:
     """Run a recipe of reinforcement learning; see `run_rl`."""
-    if isinstance(recipe.data, QuestionFile):
+    if isinstance(recipe.data, QuestionRows):
+        samples, skipped = read_question_rows(recipe.data.files, recipe.data.root)
+        for reason, count in skipped.most_common():
+            console.print(f"skipped {count} rows: {reason}")
+        run_rl(recipe, out, console, samples, FrameReader(), resume=resume)
+    elif isinstance(recipe.data, QuestionFile):
         run_rl(recipe, out, console, read_samples(recipe.data.path), FrameReader(), resume=resume)
     else:
         samples = [question(f"rl-{number}", 0).sample for number in range(recipe.data.videos)]

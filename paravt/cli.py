@@ -132,15 +132,27 @@ def ask(
 @app.command()
 def sft(
     recipe: Annotated[Path, typer.Argument(help="A YAML recipe.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="The run's directory. Finished stages in it are not run again.")],
+    out: Annotated[
+        Path, typer.Option(help="The run's directory. Finished stages in it are not run again, and others go on.")
+    ],
     override: Annotated[
         list[str] | None, typer.Option("--set", help="A change to the recipe: stages.0.steps=10, seed=1 ...")
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would run, from the model's configuration alone.")
+    ] = False,
+    ranks: Annotated[int, typer.Option(min=1, help="Of --dry-run: GPUs that the learner is sharded over.")] = 1,
 ) -> None:
-    """Train a model on traces, stage by stage; the loss is on sampled tokens only."""
+    """Train a model on traces or rows of files, stage by stage; the loss is on sampled tokens only."""
     from paravt.config import SFTRecipe, load_recipe
 
     loaded = load_recipe(SFTRecipe, recipe, override or [])
+    if dry_run:
+        from paravt.dry_run import estimate_sft
+        from paravt.terminal import show_dry_run
+
+        show_dry_run(Console(), estimate_sft(loaded, ranks), ranks)
+        return
     from paravt.lab.factory import train_sft
 
     train_sft(loaded, out, Console(stderr=True))

@@ -17,7 +17,7 @@ from paravt.episode_config import CropDone, CropStarted, Event, OverviewRead, Tu
 from paravt.types import Crop, Episode, Window
 
 if TYPE_CHECKING:  # it needs torch, which is slow to import and not needed to show an episode
-    from paravt.dry_run import DryRun
+    from paravt.dry_run import DryRun, SFTDryRun
 
 _STYLES = {"ran": "green", "repaired": "yellow", "bad": "red", "failed": "red", "timed_out": "red", "skipped": "dim"}
 
@@ -118,19 +118,25 @@ def problems(episode: Episode) -> list[str]:
     return [f"overview: {error.message}" for error in frames] + other
 
 
-def show_dry_run(console: Console, plan: DryRun, ranks: int) -> None:
+def show_dry_run(console: Console, plan: DryRun | SFTDryRun, ranks: int) -> None:
     def gigabytes(size: int) -> str:
         return f"{size / 1e9:.2f} GB"
 
-    rows = {
-        "parameters": f"{plan.parameters:,}, {plan.trained:,} trained, {plan.blocks} blocks",
-        "steps": f"{plan.steps}, each {plan.episodes} episodes",
-        "rows of a step": f"at most {plan.most_rows:,}, their main traces at most {plan.most_tokens:,} tokens",
-        f"memory on each of {ranks}": f"weights {gigabytes(plan.weights)}, gradients {gigabytes(plan.gradients)}, "
-        f"optimizer {gigabytes(plan.optimizer)}",
-        "activations": f"about {gigabytes(plan.activations)} (estimated) in a microbatch",
-        "keys and values": f"at most {gigabytes(plan.key_values)} in the local engine",
-    }
+    from paravt.dry_run import DryRun
+
+    rows = {"parameters": f"{plan.parameters:,}, {plan.trained:,} trained, {plan.blocks} blocks"}
+    if isinstance(plan, DryRun):
+        rows["steps"] = f"{plan.steps}, each {plan.episodes} episodes"
+        rows["rows of a step"] = f"at most {plan.most_rows:,}, their main traces at most {plan.most_tokens:,} tokens"
+    else:
+        rows |= {f"stage {name}": f"{steps} steps, each {size} rows" for name, steps, size in plan.stages}
+    rows[f"memory on each of {ranks}"] = (
+        f"weights {gigabytes(plan.weights)}, gradients {gigabytes(plan.gradients)}, "
+        f"optimizer {gigabytes(plan.optimizer)}"
+    )
+    rows["activations"] = f"about {gigabytes(plan.activations)} (estimated) in a microbatch"
+    if isinstance(plan, DryRun):
+        rows["keys and values"] = f"at most {gigabytes(plan.key_values)} in the local engine"
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in rows.items():
         table.add_row(name, value)

@@ -11,9 +11,9 @@ from test_cli import paravt
 from transformers import Qwen3VLConfig
 
 from paravt.ask import shipped_model
-from paravt.config import RLRecipe, load_recipe
-from paravt.dry_run import estimate, skeleton
-from paravt.errors import ModelError
+from paravt.config import RLRecipe, SFTRecipe, load_recipe
+from paravt.dry_run import estimate, estimate_sft, skeleton
+from paravt.errors import ModelError, RecipeError
 from paravt.learner import LoRA, add_adapters
 from paravt.models import load_model, merge_adapters
 
@@ -74,6 +74,31 @@ def test_dry_run_on_the_command_line(eight_billion: Path) -> None:
     done = paravt("rl", recipe, "--out", "unused", "--dry-run", "--ranks", "8", "--set", f"model.path={eight_billion}")
     assert done.returncode == 0, done.stderr
     assert "memory on each of 8" in done.stdout
+    assert not Path("unused").exists()
+
+
+def test_supervised_training_on_eight_gpus(eight_billion: Path) -> None:
+    changes = [f"model.path={eight_billion}"]
+    path = RECIPES / "qwen3vl-8b" / "sft.yaml"
+    plan = estimate_sft(load_recipe(SFTRecipe, path, changes), ranks=8)
+    reinforced = estimate(load_recipe(RLRecipe, RECIPES / "qwen3vl-8b" / "rl.yaml", changes), ranks=8)
+    assert (plan.parameters, plan.trained, plan.weights) == (
+        reinforced.parameters, reinforced.trained, reinforced.weights,
+    )  # fmt: skip
+    assert plan.activations == reinforced.activations // 2  # half the tokens at a time
+    assert plan.stages == (("model", 1500, 64),)
+    frozen = estimate_sft(load_recipe(SFTRecipe, path, [*changes, "freeze_vision=true"]))
+    assert 0.9 * frozen.parameters < frozen.trained < frozen.parameters
+    with pytest.raises(RecipeError, match="a dry run is of a pretrained model"):
+        estimate_sft(load_recipe(SFTRecipe, RECIPES / "lab" / "tiny.yaml"))
+
+
+def test_dry_run_of_supervised_training_on_the_command_line(eight_billion: Path) -> None:
+    recipe = RECIPES / "qwen3vl-8b" / "sft.yaml"
+    done = paravt("sft", recipe, "--out", "unused", "--dry-run", "--ranks", "8", "--set", f"model.path={eight_billion}")
+    assert done.returncode == 0, done.stderr
+    assert "stage model" in done.stdout
+    assert "1500 steps, each 64 rows" in done.stdout
     assert not Path("unused").exists()
 
 

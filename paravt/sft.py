@@ -145,9 +145,11 @@ def run_sft(
         corpora = {s.name: Corpus(s.data, recipe.seed) for s in recipe.stages if isinstance(s.data, MessageFiles)}
         for number, stage in enumerate(recipe.stages):
             target, unfinished = out / stage.name, out / f"{stage.name}.partial"
+            checkpoints = out / "checkpoints" / stage.name
             task = progress.add_task(stage.name, total=stage.steps, loss=math.nan)
             if target.is_dir():
                 progress.update(task, completed=stage.steps)
+                shutil.rmtree(checkpoints, ignore_errors=True)
                 continue
             if model is None:
                 model = new_model() if number == 0 else _reload(out / recipe.stages[number - 1].name, recipe)
@@ -166,7 +168,7 @@ def run_sft(
                 model.save(unfinished)
             unfinished.rename(target)
             (out / "last.txt").write_text(stage.name + "\n", encoding="utf-8")
-            shutil.rmtree(out / "checkpoints" / stage.name, ignore_errors=True)
+            shutil.rmtree(checkpoints, ignore_errors=True)
 
 
 def _reload(checkpoint: Path, recipe: SFTRecipe) -> QwenVL:

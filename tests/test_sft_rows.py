@@ -23,7 +23,7 @@ from rows import answered, good_rows, text, turn, video, write_lines, write_medi
 from torch.nn.functional import cross_entropy
 
 from paravt.ask import shipped_model
-from paravt.config import SFTRecipe, load_recipe
+from paravt.config import QuestionRows, RLRecipe, SFTRecipe, load_recipe
 from paravt.data.traces import RowConfig, TraceBuilder
 from paravt.errors import DataError, RecipeError
 from paravt.lab.factory import train_sft
@@ -252,6 +252,12 @@ def test_bad_recipes(root: Path, tmp_path: Path, data: dict[str, Any], message: 
     path.write_text(yaml.safe_dump(recipe(stage(root, data=data))))
     with pytest.raises(RecipeError, match=message):
         load_recipe(SFTRecipe, path)
+
+
+def test_rows_of_questions_in_a_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "rl.yaml"
+    path.write_text("{model: {kind: pretrained, path: m}, data: {kind: rows, files: [a.parquet], root: d}}")
+    assert load_recipe(RLRecipe, path).data == QuestionRows(kind="rows", files=("a.parquet",), root="d")
 
 
 def test_settings_of_files_need_files(tmp_path: Path) -> None:

@@ -69,6 +69,66 @@ class LabMixture(Strict):
         return self
 
 
+class LabQuestions(Strict):
+    """Questions about generated videos, read from memory."""
+
+    kind: Literal["lab"] = "lab"
+    videos: Positive = 20_000
+
+
+class QuestionFile(Strict):
+    """A JSONL file of samples; see `paravt.data.read_samples`."""
+
+    kind: Literal["jsonl"]
+    path: str
+
+
+class QuestionRows(Strict):
+    """Rows of published RL data, parquet or JSONL; see `paravt.data.read_question_rows`."""
+
+    kind: Literal["rows"]
+    files: Annotated[tuple[str, ...], Field(min_length=1)]
+    root: str | None = None
+    """Where relative paths of videos begin."""
+
+
+class RolloutRecipe(Strict):
+    prompts: Positive = 16
+    """Prompts of a step."""
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """G, episodes of a prompt."""
+    temperature: Annotated[float, Field(gt=0)] = 0.7
+    max_concurrent: Positive = 64
+    """Episodes at a time."""
+    max_refills: Annotated[int, Field(ge=0)] = 0
+    """Dynamic sampling: how often groups that teach nothing are replaced by new prompts, in a step."""
+
+
+class EpisodeRecipe(Strict):
+    """See `paravt.agent.EpisodeConfig`. There is no forced answer and no time-out in training, unless one is set."""
+
+    frame_budget: Positive = 64
+    """K without gating."""
+    dispatch: Literal["parallel", "sequential", "none"] = "parallel"
+    evidence: Literal["report", "frames", "both"] = "report"
+    max_turns: Positive = 4
+    max_parallel: Positive = 8
+    max_tokens: Positive = 1024
+    max_report_tokens: Positive = 256
+    max_context_tokens: Positive = 32_768
+    max_frames: Positive = 1024
+    call_timeout: Annotated[float, Field(gt=0)] | None = None
+    think_prefix: bool = False
+    force_answer: bool = False
+
+
+class JudgeRecipe(Strict):
+    """A model behind an OpenAI-compatible endpoint that grades open answers."""
+
+    url: str
+    model: str
+
+
 class WeightedFiles(Strict):
     files: Annotated[tuple[str, ...], Field(min_length=1)]
     weight: Annotated[float, Field(gt=0)] = 1.0
@@ -82,6 +142,18 @@ class Validation(Strict):
     rows: Positive = 64
     every: Positive = 100
     """Steps."""
+
+
+class SampledEpisodes(Strict):
+    """Episodes that the model plays while it is trained: format, calls and accuracy are logged as in `paravt rl`."""
+
+    questions: Annotated[QuestionFile | QuestionRows, Field(discriminator="kind")]
+    count: Positive = 16
+    """Of questions, from the first one on; an episode each."""
+    every: Positive = 100
+    """Steps."""
+    temperature: Annotated[float, Field(ge=0)] = 0.7
+    episode: EpisodeRecipe = EpisodeRecipe()
 
 
 class MessageFiles(Strict):
@@ -106,6 +178,7 @@ class MessageFiles(Strict):
     prefetch: Positive = 2
     """Batches that are made ahead; they are in memory with all their frames."""
     validation: Validation | None = None
+    episodes: SampledEpisodes | None = None
 
     @model_validator(mode="after")
     def _one_of_them(self) -> MessageFiles:
@@ -194,66 +267,6 @@ class SFTRecipe(Strict):
             activation_checkpointing=self.activation_checkpointing,
             lora=self.lora,
         )
-
-
-class LabQuestions(Strict):
-    """Questions about generated videos, read from memory."""
-
-    kind: Literal["lab"] = "lab"
-    videos: Positive = 20_000
-
-
-class QuestionFile(Strict):
-    """A JSONL file of samples; see `paravt.data.read_samples`."""
-
-    kind: Literal["jsonl"]
-    path: str
-
-
-class QuestionRows(Strict):
-    """Rows of published RL data, parquet or JSONL; see `paravt.data.read_question_rows`."""
-
-    kind: Literal["rows"]
-    files: Annotated[tuple[str, ...], Field(min_length=1)]
-    root: str | None = None
-    """Where relative paths of videos begin."""
-
-
-class RolloutRecipe(Strict):
-    prompts: Positive = 16
-    """Prompts of a step."""
-    group_size: Annotated[int, Field(ge=2)] = 8
-    """G, episodes of a prompt."""
-    temperature: Annotated[float, Field(gt=0)] = 0.7
-    max_concurrent: Positive = 64
-    """Episodes at a time."""
-    max_refills: Annotated[int, Field(ge=0)] = 0
-    """Dynamic sampling: how often groups that teach nothing are replaced by new prompts, in a step."""
-
-
-class EpisodeRecipe(Strict):
-    """See `paravt.agent.EpisodeConfig`. There is no forced answer and no time-out in training, unless one is set."""
-
-    frame_budget: Positive = 64
-    """K without gating."""
-    dispatch: Literal["parallel", "sequential", "none"] = "parallel"
-    evidence: Literal["report", "frames", "both"] = "report"
-    max_turns: Positive = 4
-    max_parallel: Positive = 8
-    max_tokens: Positive = 1024
-    max_report_tokens: Positive = 256
-    max_context_tokens: Positive = 32_768
-    max_frames: Positive = 1024
-    call_timeout: Annotated[float, Field(gt=0)] | None = None
-    think_prefix: bool = False
-    force_answer: bool = False
-
-
-class JudgeRecipe(Strict):
-    """A model behind an OpenAI-compatible endpoint that grades open answers."""
-
-    url: str
-    model: str
 
 
 class RLRecipe(Strict):

@@ -28,6 +28,7 @@ from paravt.engines.base import stable_seed
 from paravt.learner import Learner, StepMetrics
 from paravt.metrics import MetricsFile
 from paravt.models import QwenVL
+from paravt.questions import play_episodes, read_questions
 from paravt.types import Row, Trace
 from paravt.video import FrameReader
 
@@ -36,7 +37,7 @@ _NEEDED = ("messages",)
 
 
 class Corpus:
-    """The files of a stage. Raises DataError if one cannot be read."""
+    """The files of a stage, and the questions that are asked meanwhile. Raises DataError if one cannot be read."""
 
     def __init__(self, data: MessageFiles, seed: int) -> None:
         self.data, self._seed = data, seed
@@ -45,6 +46,8 @@ class Corpus:
             for source in data.sources
         ]
         held_out = find_files(data.validation.files) if data.validation else []
+        wanted = data.episodes
+        self.samples = read_questions(wanted.questions)[: wanted.count] if wanted else []
         self._held_out = [group for path in held_out for group in open_groups(path, _NEEDED)]
 
     def stream(self, position: Position | None = None) -> RowStream:
@@ -99,6 +102,10 @@ def train_on_rows(
             values = _values(step) | {f"skipped/{reason}": float(n) for reason, n in sorted(batch.skipped.items())}
             if corpus.data.validation and step.step % corpus.data.validation.every == 0:
                 values["validation/loss"] = validation_loss(learner, corpus, builder)
+            wanted = corpus.data.episodes
+            if wanted is not None and step.step % wanted.every == 0:
+                played = play_episodes(model, corpus.samples, wanted, reader, recipe.seed, step.step)
+                values |= {f"episodes/{name}": value for name, value in played.items()}
             metrics.add(step.step, values)
             seconds, wait = time.monotonic() - started, ahead.waited - waited
             timings.add(step.step, {"seconds": seconds, "data_wait": wait, "data_wait_share": wait / seconds})

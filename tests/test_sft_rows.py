@@ -167,6 +167,20 @@ def test_a_run_leaves_what_it_should(whole: Path) -> None:
     assert any(not torch.equal(value, start[name]) for name, value in weights(whole / "rows").items())
 
 
+def test_episodes_are_played_while_it_is_trained(root: Path, tmp_path: Path) -> None:
+    """Their numbers depend on the model alone, and playing them changes nothing that is trained."""
+    question = {"video": f"{root}/museg/charades/b.mp4", "question": "What?", "answer": "grey"}
+    path = write_lines(tmp_path / "q.jsonl", [question, question | {"question": "Why?"}])
+    episodes = {"questions": {"kind": "jsonl", "path": str(path)}, "every": 2,
+                "episode": {"frame_budget": 2, "max_turns": 1, "max_tokens": 16}}  # fmt: skip
+    plain = train(recipe(stage(root, steps=2)), tmp_path / "plain")
+    first, second = (train(recipe(stage(root, steps=2, data={"episodes": episodes})), tmp_path / n) for n in "ab")
+    assert first == second
+    assert first[1]["episodes/episodes"] == 2
+    assert {"episodes/f_strict", "episodes/kappa", "episodes/reward/accuracy"} <= set(first[1])
+    assert [{k: v for k, v in row.items() if not k.startswith("episodes/")} for row in first] == plain
+
+
 def test_killed_within_a_stage_and_started_again_it_ends_the_same(root: Path, whole: Path, tmp_path: Path) -> None:
     out, path = tmp_path / "killed", tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe(stage(root, steps=6))))

@@ -9,13 +9,13 @@ from pathlib import Path
 from rich.console import Console
 
 from paravt.config import LabMixture, PretrainedModel, QuestionFile, QuestionRows, RLRecipe, SFTRecipe
-from paravt.data import read_question_rows, read_samples
 from paravt.engines.base import stable_seed
 from paravt.lab.score import true_reports
 from paravt.lab.teacher import Mixture, phrases, traces
 from paravt.lab.tiny import DEFAULT_SHAPE, TinyShape, build_model, build_processor, train_tokenizer
 from paravt.lab.world import WorldReader, question
 from paravt.models import QwenVL, load_model
+from paravt.questions import read_questions
 from paravt.rl import run_rl
 from paravt.sft import run_sft
 from paravt.types import Trace
@@ -51,13 +51,8 @@ def train_sft(recipe: SFTRecipe, out: Path, console: Console) -> None:
 
 def train_rl(recipe: RLRecipe, out: Path, console: Console, resume: str = "auto") -> None:
     """Run a recipe of reinforcement learning; see `run_rl`."""
-    if isinstance(recipe.data, QuestionRows):
-        samples, skipped = read_question_rows(recipe.data.files, recipe.data.root)
-        for reason, count in skipped.most_common():
-            console.print(f"skipped {count} rows: {reason}")
-        run_rl(recipe, out, console, samples, FrameReader(), resume=resume)
-    elif isinstance(recipe.data, QuestionFile):
-        run_rl(recipe, out, console, read_samples(recipe.data.path), FrameReader(), resume=resume)
+    if isinstance(recipe.data, QuestionFile | QuestionRows):
+        run_rl(recipe, out, console, read_questions(recipe.data), FrameReader(), resume=resume)
     else:
         samples = [question(f"rl-{number}", 0).sample for number in range(recipe.data.videos)]
         run_rl(recipe, out, console, samples, WorldReader(), true_reports, resume)

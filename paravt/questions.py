@@ -1,0 +1,55 @@
+"""The questions that a recipe names, and episodes about them while a model is trained on something else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from paravt.agent import EpisodeConfig
+from paravt.config import QuestionFile, QuestionRows, SampledEpisodes
+from paravt.data import read_question_rows, read_samples
+from paravt.engines.local import LocalEngine
+from paravt.engines.lockstep import LockstepEngine
+from paravt.metrics import rollout_metrics
+from paravt.models import QwenVL
+from paravt.rewards import RewardConfig
+from paravt.rollout import RolloutConfig, rollout
+from paravt.types import Sample
+from paravt.video import FrameReader
+
+log = logging.getLogger(__name__)
+
+
+def read_questions(data: QuestionFile | QuestionRows) -> list[Sample]:
+    """Raises DataError if there are none; rows that cannot be used are counted in the log."""
+    if isinstance(data, QuestionFile):
+        return read_samples(data.path)
+    samples, skipped = read_question_rows(data.files, data.root)
+    for reason, count in skipped.most_common():
+        log.warning("skipped %d questions: %s", count, reason)
+    return samples
+
+
+def play_episodes(
+    model: QwenVL, samples: list[Sample], wanted: SampledEpisodes, reader: FrameReader, seed: int, step: int
+) -> dict[str, float]:
+    """One episode for each sample with the model as it is; means as in reinforcement learning. In lockstep: the same
+    model gives the same numbers."""
+    config = RolloutConfig(
+        group_size=1,
+        episode=EpisodeConfig(**wanted.episode.model_dump(), temperature=wanted.temperature),
+        reward=RewardConfig(),
+        run_seed=seed,
+    )
+
+    async def play() -> dict[str, float]:
+        engine = LockstepEngine(LocalEngine(model), reader)
+        try:
+            await engine.load_policy(step, None)
+            prompts = [(sample, 0) for sample in samples]
+            return rollout_metrics(await rollout(prompts, engine, engine.reader, config, step, around=engine.episode))
+        finally:
+            await engine.close()
+
+    model.module.eval()
+    return asyncio.run(play())

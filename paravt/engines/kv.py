@@ -183,7 +183,7 @@ def shared_prefix_attention(
         q = query[trunk.rows]  # (R, kv_heads, group, head_dim)
         together = q.transpose(0, 1).flatten(1, 2)  # (kv_heads, R * group, head_dim)
         scores = together @ keys[trunk.first, :, : trunk.length].mT
-        scores = scores.view(kv_heads, len(q), -1, trunk.length).transpose(0, 1)
+        scores = scores.view(kv_heads, len(q), query.shape[2], trunk.length).transpose(0, 1)
         own_scores = q @ keys[trunk.rows, :, own].mT + mask[trunk.rows, :, :, own]
         weights = torch.cat([scores, own_scores], -1).softmax(-1)
         shared, rest = weights.split([trunk.length, trunk.end - trunk.length], -1)

@@ -32,16 +32,7 @@ from torch import Tensor
 
 from paravt.chat import TokenChat
 from paravt.engines.base import Completion, Prompt, Sampling
-from paravt.engines.kv import (
-    SHARED_PREFIX,
-    Block,
-    KVPool,
-    PrefixIndex,
-    PrefixStore,
-    StoredPrefix,
-    Trunk,
-    families,
-)
+from paravt.engines.kv import SHARED_PREFIX, Block, KVPool, PrefixIndex, PrefixStore, StoredPrefix, Trunk, families
 from paravt.engines.requests import Request, TokenSequence, Update, fail, resolve
 from paravt.errors import EngineError
 from paravt.models import QwenVL, load_model

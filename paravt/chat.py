@@ -7,9 +7,11 @@ model's own chat template, after a check that the template never rewrites what i
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from importlib import resources
 from typing import Any
 
@@ -24,6 +26,8 @@ APPEND_ONLY_TEMPLATE = (resources.files("paravt") / "models" / "chat_template.ji
 # Stands for an assistant turn while an increment is rendered; the turn itself is never passed through a template.
 _TURN = "(assistant turn)"
 _END = "<|im_end|>"
+_REMEMBERED = 512
+"""Renderings."""
 
 
 class RenderError(EngineError, ValueError):
@@ -69,6 +73,9 @@ class TokenChat:
         self.stop_ids: frozenset[int] = frozenset({self.end_id, self._id("<|endoftext|>")})
         control = sorted((str(t) for t in self.tokenizer.get_added_vocab() if _is_control(str(t))), key=len)
         self._control = re.compile("|".join(re.escape(token) for token in [*control, *_REPLY_TAGS]))
+        # The episodes of a group begin alike, and so do many of their sub-agents.
+        self._apply = lru_cache(_REMEMBERED)(self._apply_template)
+        self._encode = lru_cache(_REMEMBERED)(self._tokenize)
         self.template: str = self._usable_template()
 
     def _id(self, token: str) -> int:
@@ -129,7 +136,7 @@ class TokenChat:
         frames = tuple(frame for message in messages for frame in message.frames)
         ids: list[int] = []
         waiting = iter(frames)
-        for token in self.tokenizer.encode(text, add_special_tokens=False):
+        for token in self._encode(text):
             if token != self.image_id:
                 ids.append(token)
             elif (frame := next(waiting, None)) is not None:
@@ -147,15 +154,21 @@ class TokenChat:
         generate: bool,
         template: str | None = None,
     ) -> str:
+        shown = [_as_template_input(message) for message in messages]
+        return self._apply(
+            json.dumps([shown, [dict(tool) for tool in tools] or None, template or self.template, generate])
+        )
+
+    def _apply_template(self, inputs: str) -> str:
+        messages, tools, template, generate = json.loads(inputs)
         return str(
             self.tokenizer.apply_chat_template(
-                [_as_template_input(message) for message in messages],
-                tools=[dict(tool) for tool in tools] or None,
-                chat_template=template or self.template,
-                add_generation_prompt=generate,
-                tokenize=False,
+                messages, tools=tools, chat_template=template, add_generation_prompt=generate, tokenize=False
             )
         )
+
+    def _tokenize(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
     # ------------------------------------------------------------------ the template
 

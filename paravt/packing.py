@@ -131,7 +131,7 @@ def pack(model: QwenVL, rows: Sequence[Row], groups: Sequence[Shared]) -> Packed
         start, prompt = end, group.prompt
         first = rows[group.rows[0]]
         prompt_frames = _frames_before(model.chat, first, prompt)
-        prompt_positions, after = model.positions(first.ids[:prompt].tolist(), prompt_frames)
+        prompt_positions, after = model.positions(first.ids[:prompt], prompt_frames)
         ids.append(first.ids[:prompt])
         positions.append(prompt_positions)
         frames += prompt_frames
@@ -140,7 +140,7 @@ def pack(model: QwenVL, rows: Sequence[Row], groups: Sequence[Shared]) -> Packed
             row, stop = rows[index], prompt + suffix
             own_frames = _frames_before(model.chat, row, stop)[len(prompt_frames) :]
             ids.append(row.ids[prompt:stop])
-            positions.append(model.positions(row.ids[prompt:stop].tolist(), own_frames, after)[0])
+            positions.append(model.positions(row.ids[prompt:stop], own_frames, after)[0])
             frames += own_frames
             at = np.flatnonzero(row.mask)
             if np.isin(row.ids[at], banned).any():

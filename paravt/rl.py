@@ -33,7 +33,7 @@ from paravt.models import load_model
 from paravt.provenance import claim_run
 from paravt.report import plot_run
 from paravt.rollout import Group, rollout
-from paravt.spans import token_bytes
+from paravt.spans import byte_reader
 from paravt.trackers import open_tracker
 from paravt.types import Row, Sample
 from paravt.video import FrameSource
@@ -81,8 +81,8 @@ class _Run:
         self.judge = Judge(recipe.judge.url, recipe.judge.model) if recipe.judge else None
         self.config = recipe.rollout_config()
         self.credit = CreditConfig(recipe.anchor, std=recipe.std, subagents=recipe.subagents)
-        self.token_bytes = partial(token_bytes, self.model.chat.tokenizer)
-        local = LocalEngine(self.model)
+        self.token_bytes = byte_reader(self.model.chat.tokenizer)
+        local = LocalEngine(self.model, max_batch=recipe.rollout.max_concurrent)
         self.engine: LocalEngine | LockstepEngine = local
         self.reader = reader
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -171,9 +171,9 @@ class _Run:
         recipe = self.recipe
         longest = recipe.episode.max_turns * recipe.episode.max_tokens
         weights = loss_weights(rows, recipe.subagent_weight, recipe.aggregation, max_tokens=longest)
-        old = self.learner.logprobs(rows)
+        # One update on a batch: its own forward pass, before anything changes, gives the old log-probabilities.
         reference = self.learner.reference_logprobs(rows) if recipe.loss.kl_coef else None
-        return self.learner.step(rows, weights, old, reference)
+        return self.learner.step(rows, weights, None, reference)
 
     def resume(self, resume: str) -> None:
         chosen = choose_checkpoint(self.out / "checkpoints", resume)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -126,6 +126,11 @@ def token_bytes(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
 
     Raises TypeError if the tokenizer isn't byte-level.
     """
+    return byte_reader(tokenizer)(ids)
+
+
+def byte_reader(tokenizer: Any) -> Callable[[Sequence[int]], list[bytes]]:
+    """`token_bytes` of one tokenizer, for many calls: it is looked at once, and so is each of its ids."""
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if not hasattr(backend, "get_added_tokens_decoder") or not _is_byte_level(backend):
         raise TypeError(
@@ -133,13 +138,14 @@ def token_bytes(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
         )
     added = {i: token.content for i, token in backend.get_added_tokens_decoder().items()}
     byte_of = _byte_of()
-    out = []
-    for i in ids:
+
+    @functools.cache
+    def read(i: int) -> bytes:
         token = added.get(i)
         if token is None:
             token = backend.id_to_token(i) or ""
             if all(char in byte_of for char in token):
-                out.append(bytes(byte_of[char] for char in token))
-                continue
-        out.append(token.encode("utf-8"))
-    return out
+                return bytes(byte_of[char] for char in token)
+        return token.encode("utf-8")
+
+    return lambda ids: [read(i) for i in ids]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain, repeat
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -149,12 +150,12 @@ class Trace:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        return tuple(i for segment in self.segments for i in segment.ids)
+        return tuple(chain.from_iterable(segment.ids for segment in self.segments))
 
     @property
     def loss_mask(self) -> tuple[bool, ...]:
         """True at sampled tokens, aligned with `ids`."""
-        return tuple(segment.sampled for segment in self.segments for _ in segment.ids)
+        return tuple(chain.from_iterable(repeat(segment.sampled, len(segment.ids)) for segment in self.segments))
 
     @property
     def logprobs(self) -> tuple[float, ...]:

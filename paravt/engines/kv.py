@@ -3,9 +3,10 @@ ones, and an attention that reads a shared prompt once."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +23,54 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     differ = a[:n] != b[:n]
     first = int(differ.argmax()) if n else 0
     return first if n and differ[first] else n
+
+
+T = TypeVar("T")
+
+
+class PrefixIndex(Generic[T]):
+    """Finds, among many keys, one that shares the longest prefix with another: in sorted order it is a neighbour."""
+
+    def __init__(self) -> None:
+        self._names: list[bytes] = []
+        self._items: list[T] = []
+
+    def add(self, key: np.ndarray, item: T) -> None:
+        name = key.tobytes()
+        at = bisect_left(self._names, name)
+        self._names.insert(at, name)
+        self._items.insert(at, item)
+
+    def remove(self, key: np.ndarray) -> None:
+        """Of a key that is there once."""
+        at = bisect_left(self._names, key.tobytes())
+        del self._names[at], self._items[at]
+
+    def longest(self, key: np.ndarray) -> tuple[T | None, int]:
+        """The item, and the length of what its key and `key` begin with together; (None, 0) if that is nothing."""
+        best: tuple[T | None, int] = (None, 0)
+        at = bisect_left(self._names, key.tobytes())
+        for i in range(max(0, at - 1), min(at + 1, len(self._names))):
+            length = common_prefix(np.frombuffer(self._names[i], np.int64), key)
+            if length > best[1]:
+                best = (self._items[i], length)
+        return best
+
+
+def families(keys: Sequence[np.ndarray]) -> list[tuple[list[int], int]]:
+    """Keys by what they begin with: for each family its members (ascending) and the length of what all of them share,
+    which is at least half of each."""
+    order = sorted(range(len(keys)), key=[key.tobytes() for key in keys].__getitem__)
+    out: list[tuple[list[int], int]] = []
+    for before, i in zip([-1, *order], order, strict=False):
+        if out:
+            members, length = out[-1]
+            length = min(length, common_prefix(keys[before], keys[i]))
+            if 2 * length >= max(len(keys[i]), *(len(keys[m]) for m in members)):
+                out[-1] = ([*members, i], length)
+                continue
+        out.append(([i], len(keys[i])))
+    return [(sorted(members), length) for members, length in out]
 
 
 class KVPool:
@@ -95,8 +144,18 @@ class Block:
         return self._width, 0
 
 
-Trunk: TypeAlias = tuple[Tensor | slice, int, int]
-"""Rows of a batch that begin with the same tokens, one of these rows, and how many tokens they share."""
+@dataclass(frozen=True)
+class Trunk:
+    """Rows of a batch that begin with the same tokens."""
+
+    rows: Tensor | slice
+    first: int
+    """One of them."""
+    length: int
+    """Of what they share, in tokens."""
+    end: int
+    """The length of the longest of them, the new token included."""
+
 
 SHARED_PREFIX = "paravt_shared_prefix"
 
@@ -106,31 +165,31 @@ def shared_prefix_attention(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    own_mask: Tensor,
+    mask: Tensor,
     scaling: float,
     trunks: Sequence[Trunk],
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one new token per row that reads what rows share once, where decoding reads it for every row.
+    """Attention of one new token per row that reads what rows share once, and of each row no more than there is.
 
-    `query` (B, heads, 1, head_dim); `own_mask` (B, 1, 1, S), additive, tells which of the last S columns are the
-    row's own, that is not in its trunk. Exact: the scores of both parts go through one softmax.
+    `query` (B, heads, 1, head_dim); `mask` (B, 1, 1, S), additive; every row is in one of the trunks. Exact: the scores
+    of the shared part and of the row's own go through one softmax.
     """
-    rows, kv_heads, width, dim = keys.shape
+    rows, kv_heads, _width, dim = keys.shape
     query = query.reshape(rows, kv_heads, -1, dim) * scaling
-    start = width - own_mask.shape[-1]
-    scores = query.new_full((*query.shape[:3], max(length for _, _, length in trunks)), -torch.inf)
-    for members, one, length in trunks:
-        together = query[members].transpose(0, 1).flatten(1, 2)  # (kv_heads, G * group, head_dim)
-        part = together @ keys[one, :, :length].mT
-        scores[members, :, :, :length] = part.view(kv_heads, -1, query.shape[2], length).transpose(0, 1)
-    own_scores = query @ keys[:, :, start:].mT + own_mask
-    weights = torch.cat([scores, own_scores], -1).softmax(-1)
-    out = weights[..., scores.shape[-1] :] @ values[:, :, start:]
-    for members, one, length in trunks:
-        together = weights[members, :, :, :length].transpose(0, 1).flatten(1, 2)
-        part = together @ values[one, :, :length]
-        out[members] += part.view(kv_heads, -1, query.shape[2], dim).transpose(0, 1)
+    out = torch.empty_like(query)
+    for trunk in trunks:
+        own = slice(trunk.length, trunk.end)
+        q = query[trunk.rows]  # (R, kv_heads, group, head_dim)
+        together = q.transpose(0, 1).flatten(1, 2)  # (kv_heads, R * group, head_dim)
+        scores = together @ keys[trunk.first, :, : trunk.length].mT
+        scores = scores.view(kv_heads, len(q), query.shape[2], trunk.length).transpose(0, 1)
+        own_scores = q @ keys[trunk.rows, :, own].mT + mask[trunk.rows, :, :, own]
+        weights = torch.cat([scores, own_scores], -1).softmax(-1)
+        shared, rest = weights.split([trunk.length, trunk.end - trunk.length], -1)
+        part = shared.transpose(0, 1).flatten(1, 2) @ values[trunk.first, :, : trunk.length]
+        part = part.view(kv_heads, len(q), -1, dim).transpose(0, 1)
+        out[trunk.rows] = part + rest @ values[trunk.rows, :, own]
     return out.reshape(rows, 1, -1, dim), None
 
 
@@ -154,38 +213,48 @@ def _bytes(kv: Sequence[Tensor]) -> int:
 
 
 class PrefixStore:
-    """Finished sequences, the least recently used first; never more than `max_bytes` of keys and values."""
+    """Finished sequences, the least recently used first; never more than `max_bytes` of keys and values.
+
+    No key in it is a prefix of another one.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self.entries: list[StoredPrefix] = []
+        self.clear()
+
+    def clear(self) -> None:
+        self.bytes = 0
+        self._recent: dict[StoredPrefix, None] = {}
+        self._index: PrefixIndex[StoredPrefix] = PrefixIndex()
 
     @property
-    def bytes(self) -> int:
-        return sum(entry.bytes for entry in self.entries)
+    def entries(self) -> list[StoredPrefix]:
+        return list(self._recent)
 
     def longest(self, key: np.ndarray) -> tuple[StoredPrefix | None, int]:
-        """The entry that shares the longest prefix with `key`, the newest of several, and the length of that prefix."""
-        best: tuple[StoredPrefix | None, int] = (None, 0)
-        for entry in reversed(self.entries):
-            if (length := common_prefix(entry.key, key)) > best[1]:
-                best = (entry, length)
-        return best
+        """An entry that shares the longest prefix with `key`, and the length of that prefix."""
+        return self._index.longest(key)
 
     def touch(self, entry: StoredPrefix) -> None:
-        self.entries.remove(entry)
-        self.entries.append(entry)
+        del self._recent[entry]
+        self._recent[entry] = None
 
     def add(self, key: np.ndarray, kv: Sequence[Tensor]) -> None:
-        """Store a copy. Entries that the new one continues go; nothing is stored that an entry already holds."""
+        """Store a copy. An entry that the new one continues goes; nothing is stored that an entry already holds."""
         entry, length = self.longest(key)
         if entry is not None and length == len(key):
             self.touch(entry)
         elif (size := _bytes(kv)) <= self.max_bytes:
-            self.entries = [e for e in self.entries if common_prefix(e.key, key) < len(e.key)]
+            if entry is not None and length == len(entry.key):
+                self._drop(entry)
             while self.bytes + size > self.max_bytes:
-                self.entries.pop(0)
-            self.entries.append(StoredPrefix(key.copy(), [layer.clone() for layer in kv]))
+                self._drop(next(iter(self._recent)))
+            new = StoredPrefix(key.copy(), [layer.clone() for layer in kv])
+            self._recent[new] = None
+            self._index.add(new.key, new)
+            self.bytes += size
 
-    def clear(self) -> None:
-        self.entries = []
+    def _drop(self, entry: StoredPrefix) -> None:
+        del self._recent[entry]
+        self._index.remove(entry.key)
+        self.bytes -= entry.bytes

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from paravt.chat import TokenChat
 from paravt.engines.base import Completion, Prompt, Sampling
-from paravt.engines.kv import SHARED_PREFIX, Block, KVPool, PrefixStore, StoredPrefix, Trunk, common_prefix
+from paravt.engines.kv import SHARED_PREFIX, Block, KVPool, PrefixIndex, PrefixStore, StoredPrefix, Trunk, families
 from paravt.engines.requests import Request, TokenSequence, Update, fail, resolve
 from paravt.errors import EngineError
 from paravt.models import QwenVL, load_model
@@ -85,6 +85,7 @@ class LocalEngine:
         self._arrived: list[Request] = []
         self._waiting: list[TokenSequence | Update] = []
         self._active: list[TokenSequence] = []  # in the order of their slots
+        self._families: tuple[list[TokenSequence], list[tuple[list[int], int]]] = ([], [])
         self._closed = False
         self._lock = threading.Lock()  # between a last request and the end of the worker
         self._thread = threading.Thread(target=self._work, name="paravt-local-engine", daemon=True)
@@ -165,8 +166,8 @@ class LocalEngine:
     def _receive(self) -> bool:
         """Take in what has arrived, and wait for it if there is nothing to do. False if the engine is to close."""
         idle = not self._active and not self._waiting
-        if idle:
-            self._pool.clear()  # a learner may want the memory
+        if idle and self.model.device.type != "cpu":  # a learner may want the memory
+            self._pool.clear()  # on a CPU with the next update: the first use of fresh memory is slow there
         while True:
             try:
                 job = self._inbox.get(block=idle)
@@ -220,31 +221,38 @@ class LocalEngine:
         with a member of the batch than with anything before it: they come after it, and find its keys and values.
         """
         batch: list[_Admission] = []
+        chosen: PrefixIndex[TokenSequence] = PrefixIndex()
+        running: PrefixIndex[TokenSequence] | None = None
         widest = useful = 0
         for item in self._waiting:
             if isinstance(item, Update) or len(self._active) + len(batch) == self._max_batch:
                 break
-            source, reused = self._longest_prefix(item)
+            running = running or self._running()
+            source, reused = self._longest_prefix(item, running)
             feed = item.prompt_length - 1 - reused
             padded = max(widest, feed) * (len(batch) + 1)
             alone = not batch and budget == self._prefill_tokens  # a prompt beyond the budget gets a pass of its own
             if (padded > budget and not alone) or 3 * padded > 4 * (useful + feed):
                 continue
-            gain = max((common_prefix(item.prompt_key, other.prompt_key) - reused for other, _, _ in batch), default=0)
+            gain = chosen.longest(item.prompt_key)[1] - reused
             if gain > 0 and 4 * gain >= feed:
                 continue
             batch.append((item, source, reused))
+            chosen.add(item.prompt_key, item)
             widest, useful = max(widest, feed), useful + feed
         return batch
 
-    def _longest_prefix(self, sequence: TokenSequence) -> tuple[_Source, int]:
+    def _running(self) -> PrefixIndex[TokenSequence]:
+        index: PrefixIndex[TokenSequence] = PrefixIndex()
+        for sequence in self._active:
+            index.add(sequence.key[: sequence.length], sequence)
+        return index
+
+    def _longest_prefix(self, sequence: TokenSequence, running: PrefixIndex[TokenSequence]) -> tuple[_Source, int]:
         # A match cannot end inside an image: a key holds whole images, and equal values in it mean equal images.
-        source: _Source
-        source, length = self._store.longest(sequence.prompt_key)
-        for other in self._active:
-            if (shared := common_prefix(other.key[: other.length], sequence.prompt_key)) > length:
-                source, length = other, shared
-        return source, length
+        stored, length = self._store.longest(sequence.prompt_key)
+        other, shared = running.longest(sequence.prompt_key)
+        return (other, shared) if shared > length else (stored, length)
 
     def _guard(self, items: Sequence[TokenSequence | Update], action: Callable[[], None]) -> bool:
         """Run a step of the model. What torch raises (out of memory, bad shapes) fails the requests of these items."""
@@ -260,6 +268,7 @@ class LocalEngine:
     def _apply(self, update: Update) -> None:
         update.load(self.model.module)
         self._store.clear()
+        self._pool.clear()
         self.policy_version = update.version
         resolve(update.future, None)
 
@@ -309,9 +318,7 @@ class LocalEngine:
         trunks = self._trunks(rows, width)
         at = torch.arange(width, device=device)
         if trunks:
-            begins = torch.tensor([row.prompt_length - 1 for row in rows], device=device)[:, None]
-            own = (at <= columns) & (at >= begins)
-            mask = torch.where(own, 0.0, -math.inf)[:, None, None, int(begins.min()) :]
+            mask = torch.where(at <= columns, 0.0, -math.inf)[:, None, None]
             with _attention(module, SHARED_PREFIX):
                 output = module.model(**inputs, attention_mask=mask, trunks=trunks)
         elif len(set(starts)) == 1 and (longest == 1 or starts[0] == 0):
@@ -326,25 +333,24 @@ class LocalEngine:
         return output.last_hidden_state  # type: ignore[no-any-return]
 
     def _trunks(self, rows: Sequence[TokenSequence], width: int) -> list[Trunk]:
-        """The prompts that the rows share while they decode; nothing unless that at least halves what is read.
+        """What the rows share while they decode; nothing unless that at least halves what is read, in few pieces.
 
         In float32 only: the scores are products in the model's precision, which torch's own kernels do better.
         """
         if self.model.module.dtype != torch.float32 or any(row.length < row.prompt_length - 1 for row in rows):
             return []
-        groups: dict[bytes, list[int]] = {}
-        for r, row in enumerate(rows):
-            groups.setdefault(row.trunk, []).append(r)
-        shared = [rows[members[0]].prompt_length - 1 for members in groups.values()]
-        if 2 * (sum(shared) + len(rows) * (width - min(shared))) > len(rows) * width:
-            return []
-        trunks: list[Trunk] = []
-        for members, length in zip(groups.values(), shared, strict=True):
-            first, end = members[0], members[-1] + 1
-            together = end - first == len(members)  # a slice saves copies
-            chosen = slice(first, end) if together else torch.tensor(members, device=self.model.device)
-            trunks.append((chosen, first, length))
-        return trunks
+        if self._families[0] != rows:  # they are the same from step to step
+            self._families = (list(rows), families([row.key[: row.length] for row in rows]))
+        trunks, reads = [], 0
+        for members, length in self._families[1]:
+            first, stop = members[0], members[-1] + 1
+            together = stop - first == len(members)  # a slice saves copies
+            chosen = slice(first, stop) if together else torch.tensor(members, device=self.model.device)
+            end = max(rows[r].length for r in members) + 1
+            trunks.append(Trunk(chosen, first, length, end))
+            reads += length + len(members) * (end - length)
+        few = 3 * len(trunks) <= len(rows) and 2 * reads <= len(rows) * width
+        return trunks if few else []
 
     @torch.inference_mode()
     def _decode(self) -> None:

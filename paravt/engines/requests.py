@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -86,8 +87,6 @@ class TokenSequence:
         self.prompt_length = len(prompt_key)
         self.prompt_key = prompt_key[:-1]
         """What prefill can reuse; decoding always feeds the last token, for its logits."""
-        self.trunk = self.prompt_key.tobytes()
-        """Equal for sequences that can share their prompt while they decode."""
         self.key = np.concatenate([prompt_key, np.zeros(max_tokens, np.int64)])
         self.positions = positions
         self.length = self.reused = 0
@@ -133,10 +132,14 @@ def prefix_key(ids: Sequence[int], frames: Sequence[Frame], chat: TokenChat) -> 
         raise EngineError(f"{len(places)} image placeholders do not fit the sizes of {len(frames)} frames")
     if ids[-1] == chat.image_id:
         raise EngineError("a prompt cannot end with an image placeholder")
-    names = (f"{frame.key}\x1f{frame.pixels.shape}" for frame in frames)
-    values = [-1 - stable_seed(name) for name in names]
+    values = [_frame_value(frame.key, frame.pixels.shape) for frame in frames]
     key[places] = np.repeat(np.array(values, np.int64), counts)
     return key, places[ends - counts]
+
+
+@lru_cache(maxsize=1 << 16)
+def _frame_value(key: str, shape: tuple[int, ...]) -> int:
+    return -1 - stable_seed(f"{key}\x1f{shape}")
 
 
 def resolve(future: Future[Any], result: object) -> None:

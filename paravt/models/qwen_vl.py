@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +65,32 @@ class QwenVL:
         return [*sorted(self.chat.vision_ids), *range(len(self.chat.tokenizer), rows)]
 
     def pixel_inputs(self, frames: Sequence[Frame]) -> tuple[Tensor, Tensor]:
-        """`(pixel_values, image_grid_thw)` of the frames in order, as the image processor makes them."""
-        images = [np.ascontiguousarray(frame.pixels.transpose(2, 0, 1)) for frame in frames]
-        out = self.processor.image_processor(images=images, return_tensors="pt", input_data_format="channels_first")
-        grid = out["image_grid_thw"]
-        expected = [self.chat.image_tokens(frame) for frame in frames]
-        if (grid.prod(-1) // self.merge**2).tolist() != expected:
-            raise ValueError("the image processor resized a frame")
-        return out["pixel_values"].to(self.device), grid.to(self.device)
+        """`(pixel_values, image_grid_thw)` of the frames in order, as the image processor makes them.
+
+        By its own methods for a batch of one size: as a whole it spends most of its time on taking up one image after
+        the other. Raises ValueError for a frame that it would resize.
+        """
+        images, patch = self.processor.image_processor, self.processor.image_processor.patch_size
+        sizes: dict[tuple[int, ...], list[int]] = {}
+        for i, frame in enumerate(frames):
+            self.chat.image_tokens(frame)  # raises
+            sizes.setdefault(frame.pixels.shape[:2], []).append(i)
+        patches: list[Tensor] = [torch.empty(0)] * len(frames)
+        for members in sizes.values():
+            pixels = torch.from_numpy(np.stack([frames[i].pixels for i in members])).permute(0, 3, 1, 2)
+            scaled = images.rescale_and_normalize(
+                pixels,
+                images.do_rescale,
+                images.rescale_factor,
+                images.do_normalize,
+                images.image_mean,
+                images.image_std,
+            )
+            patched, _, _ = images.patchify(scaled, patch, self.merge, images.temporal_patch_size)
+            for i, own in zip(members, patched, strict=True):
+                patches[i] = own
+        grid = [[1, *(side // patch for side in frame.pixels.shape[:2])] for frame in frames]
+        return torch.cat(patches).to(self.device), torch.tensor(grid).to(self.device)
 
     def encode_images(self, frames: Sequence[Frame]) -> Any:
         """Vision features of the frames; equal frames (by key) go through the tower once.
@@ -89,24 +108,30 @@ class QwenVL:
             features.deepstack_features = [[level[i] for i in order] for level in features.deepstack_features]
         return features
 
-    def positions(self, ids: Sequence[int], frames: Sequence[Frame], start: int = 0) -> tuple[np.ndarray, int]:
+    def positions(
+        self, ids: Sequence[int] | np.ndarray, frames: Sequence[Frame], start: int = 0
+    ) -> tuple[np.ndarray, int]:
         """Rope positions (3, T) of `ids`, whose first token has position `start`, and the position after the last.
 
         Text counts up by one; an image of h x w merged patches spans a grid and moves on by max(h, w). The same as
         `get_rope_index` of transformers, but for any stretch that begins between images.
         """
-        out = np.empty((3, len(ids)), np.int64)
-        at, i, waiting = start, 0, iter(frames)
-        while i < len(ids):
-            if ids[i] != self.chat.image_id:
-                out[:, i] = at
-                at, i = at + 1, i + 1
-                continue
-            height, width = (side // self.chat.frame_factor for side in next(waiting).pixels.shape[:2])
-            cells = np.indices((1, height, width)).reshape(3, -1)
-            out[:, i : i + cells.shape[1]] = at + cells
-            at, i = at + max(height, width), i + cells.shape[1]
-        return out, at
+        places = np.flatnonzero(np.asarray(ids, np.int64) == self.chat.image_id)
+        sides = [tuple(side // self.chat.frame_factor for side in frame.pixels.shape[:2]) for frame in frames]
+        steps = np.ones(len(ids), np.int64)
+        steps[places] = 0
+        ends = places[np.cumsum([height * width for height, width in sides], dtype=np.int64) - 1]
+        steps[ends] = [max(side) for side in sides]
+        out = np.tile(start + np.cumsum(steps) - steps, (3, 1))
+        if sides:
+            out[:, places] += np.concatenate([_cells(*side) for side in sides], 1)
+        return out, start + int(steps.sum())
+
+
+@lru_cache(maxsize=64)
+def _cells(height: int, width: int) -> np.ndarray:
+    """Time, row and column of the visual tokens of a frame, (3, height * width)."""
+    return np.indices((1, height, width)).reshape(3, -1)
 
 
 def _allow_small_frames(image_processor: Any) -> None:

@@ -1,5 +1,5 @@
-"""A step of the learner as a whole: what it trains and tells, the reference, the schedule; adapters and exports are what
-peft and transformers say they are."""
+"""A step of the learner as a whole: what it trains and tells, the reference, the schedule. Adapters and exports are
+what peft and transformers say they are."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Rewards, against values computed by hand.
 
-Locked here: strictness of whole episodes; accuracy by type, where wrong is 0 and a failed episode, a missing judge or an
-unusable reference answer is unscored; the tool reward reads what happened, and never grows with the number of calls.
+Locked here: strictness of whole episodes; accuracy by type, where wrong is 0 and a failed episode, a missing judge or
+an unusable reference answer is unscored; the tool reward reads what happened, and never grows with the number of calls.
 """
 
 from __future__ import annotations

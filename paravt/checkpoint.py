@@ -31,7 +31,8 @@ def save_checkpoint(directory: Path, learner: Learner, run: dict[str, Any], keep
     target = directory / f"step-{learner.steps:06d}"
     partial = directory / f"{target.name}.partial"
     if learner.first:
-        shutil.rmtree(partial, ignore_errors=True)
+        for left in directory.glob("*.partial"):  # of a killed run
+            shutil.rmtree(left)
         partial.mkdir(parents=True)
     learner.barrier()
     learner.merge_and_export(partial / "model")
@@ -48,7 +49,8 @@ def save_checkpoint(directory: Path, learner: Learner, run: dict[str, Any], keep
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
         for old in complete_checkpoints(directory)[:-keep]:
-            shutil.rmtree(old)
+            # under its own name no half of it is ever found
+            shutil.rmtree(old.rename(old.with_name(f"{old.name}.partial")))
     learner.barrier()
     return target
 

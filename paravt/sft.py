@@ -142,6 +142,7 @@ def run_sft(
             target = out / stage.name
             task = progress.add_task(stage.name, total=stage.steps, loss=math.nan)
             if target.is_dir():
+                (out / "last.txt").write_text(stage.name + "\n", encoding="utf-8")  # a killed run may not have said it
                 progress.update(task, completed=stage.steps)
                 continue
             if model is None:

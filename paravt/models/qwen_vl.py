@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 from transformers.utils import logging
 
 from paravt.chat import TokenChat
-from paravt.errors import ModelError
+from paravt.errors import DataError, ModelError
 from paravt.models import qwen3_vl, qwen25_vl
 from paravt.models.base import Family
 from paravt.models.hub import find_on_hub
@@ -46,10 +46,13 @@ class QwenVL:
                 layer.__class__ = faster
 
     def save(self, directory: str | Path) -> None:
-        """In the Hugging Face layout (safetensors, processor, chat template)."""
-        with _no_progress_bar():
-            self.module.save_pretrained(directory)
-        self.processor.save_pretrained(directory)
+        """In the Hugging Face layout (safetensors, processor, template). Raises DataError if it can't be written."""
+        try:
+            with _no_progress_bar():
+                self.module.save_pretrained(directory)
+            self.processor.save_pretrained(directory)
+        except (OSError, SafetensorError) as error:
+            raise DataError(f"{directory}: cannot be written: {_first_line(error)}; make room and try again") from error
 
     @property
     def device(self) -> torch.device:

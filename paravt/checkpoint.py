@@ -40,10 +40,7 @@ def save_checkpoint(directory: Path, learner: Learner, run: dict[str, Any], keep
     except (OSError, SafetensorError, CheckpointException) as error:
         if learner.first:
             shutil.rmtree(partial, ignore_errors=True)
-        reason: BaseException = error
-        if isinstance(error, CheckpointException):  # torch's own, of all ranks
-            reason = next(iter(error.failures.values()))[0]
-        said = (str(reason).strip() or type(reason).__name__).splitlines()[0]
+        said = (str(_cause(error)).strip() or type(error).__name__).splitlines()[0]
         raise DataError(f"{target}: cannot be written: {said}; make room and run the same command again") from error
     return target
 
@@ -72,6 +69,16 @@ def _write(partial: Path, target: Path, learner: Learner, run: dict[str, Any], k
             # under its own name no half of it is ever found
             shutil.rmtree(old.rename(old.with_name(f"{old.name}.partial")))
     learner.barrier()
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The failure to write beneath what torch makes of it."""
+    if isinstance(error, CheckpointException):  # of all ranks
+        error = next(iter(error.failures.values()))[0]
+    beneath: BaseException | None = error
+    while beneath is not None and not isinstance(beneath, OSError):
+        beneath = beneath.__context__
+    return beneath or error
 
 
 def complete_checkpoints(directory: Path) -> list[Path]:

@@ -28,6 +28,7 @@ class AnchorConfig:
     as in the public release: see `RewardConfig.anchor_weight`) or "off"."""
 
     credit: Literal["token", "sequence", "off"] = "token"
+    """Where the anchor is paid."""
     alpha: float = 1.0
     """The mark of a structural token that obeys the template."""
     gamma: float = 1.0
@@ -50,6 +51,7 @@ class CreditConfig:
     std: bool = True
     """Divide advantages by the group's standard deviation; False is Dr. GRPO."""
     tolerance: float = 1e-6
+    """Rewards of a group that differ by no more are equal."""
     subagents: bool = True
     """Make rows of the sub-agents' traces too."""
 

@@ -208,15 +208,16 @@ class TokenChat:
 class MessageChat:
     """For engines that take messages: nothing is tokenized, segments carry text alone.
 
-    Such endpoints render the tools block themselves or not at all, so it is written into the system turn here, and a
-    forced prefix cannot be asked for.
+    A forced prefix cannot be asked for. `frame_factor` is that of the served model.
     """
 
-    frame_factor = 32
     max_pixels = 50_176
     takes_prefix = False
     end_id = None
     context_limit = None
+
+    def __init__(self, frame_factor: int = 32) -> None:
+        self.frame_factor = frame_factor
 
     def open(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), prefix: str = "") -> Segment:
         return self._segment(messages, prefix)

@@ -14,11 +14,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from paravt.errors import RecipeError
+from paravt.errors import DataError, RecipeError
 from paravt.learner import Learner
 
 _NAME = re.compile(r"step-(\d{6,})")
@@ -27,11 +29,27 @@ _OPTIONS = StateDictOptions(ignore_frozen_params=True, strict=False)
 
 
 def save_checkpoint(directory: Path, learner: Learner, run: dict[str, Any], keep: int) -> Path:
-    """Write the checkpoint of the learner's current step and remove older ones, up to `keep`. All ranks call it."""
+    """Write the checkpoint of the learner's current step and remove older ones, up to `keep`. All ranks call it.
+
+    Raises DataError if it cannot be written (a full disk, say); earlier ones are as they were.
+    """
     target = directory / f"step-{learner.steps:06d}"
     partial = directory / f"{target.name}.partial"
+    try:
+        _write(partial, target, learner, run, keep)
+    except (OSError, SafetensorError, CheckpointException) as error:
+        if learner.first:
+            shutil.rmtree(partial, ignore_errors=True)
+        said = (str(_cause(error)).strip() or type(error).__name__).splitlines()[0]
+        raise DataError(f"{target}: cannot be written: {said}; make room and run the same command again") from error
+    return target
+
+
+def _write(partial: Path, target: Path, learner: Learner, run: dict[str, Any], keep: int) -> None:
+    directory = target.parent
     if learner.first:
-        shutil.rmtree(partial, ignore_errors=True)
+        for left in directory.glob("*.partial"):  # of a killed run
+            shutil.rmtree(left)
         partial.mkdir(parents=True)
     learner.barrier()
     learner.merge_and_export(partial / "model")
@@ -48,9 +66,19 @@ def save_checkpoint(directory: Path, learner: Learner, run: dict[str, Any], keep
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
         for old in complete_checkpoints(directory)[:-keep]:
-            shutil.rmtree(old)
+            # under its own name no half of it is ever found
+            shutil.rmtree(old.rename(old.with_name(f"{old.name}.partial")))
     learner.barrier()
-    return target
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The failure to write beneath what torch makes of it."""
+    if isinstance(error, CheckpointException):  # of all ranks
+        error = next(iter(error.failures.values()))[0]
+    beneath: BaseException | None = error
+    while beneath is not None and not isinstance(beneath, OSError):
+        beneath = beneath.__context__
+    return beneath or error
 
 
 def complete_checkpoints(directory: Path) -> list[Path]:

@@ -32,10 +32,15 @@ class TinyModel(Strict):
 
     kind: Literal["tiny"] = "tiny"
     hidden: Positive = 128
+    """Width of the text model."""
     layers: Positive = 3
+    """Of the text model."""
     heads: Positive = 4
+    """Of queries."""
     kv_heads: Positive = 2
+    """Of keys and values."""
     feed_forward: Positive = 256
+    """Width inside a layer's feed-forward part."""
 
     @model_validator(mode="after")
     def _divisible(self) -> TinyModel:
@@ -49,8 +54,11 @@ class PretrainedModel(Strict):
 
     kind: Literal["pretrained"]
     path: str
+    """The directory, or `owner/name` on the hub."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Of the weights; auto: as they are saved."""
     device: str = "cpu"
+    """cpu, cuda, cuda:1 ..."""
 
 
 class LabMixture(Strict):
@@ -58,9 +66,13 @@ class LabMixture(Strict):
 
     kind: Literal["lab"] = "lab"
     kinds: dict[Literal["parallel", "sequential", "none", "crop"], Annotated[float, Field(ge=0)]]
+    """Shares of the kinds of traces, relative to each other."""
     budgets: tuple[Positive, ...] = (4, 8, 16, 32, 64)
+    """K is drawn from these."""
     lengths: tuple[Annotated[int, Field(ge=2, le=5)], ...] = (2, 3, 4, 5)
+    """Cells that a question spans; each is watched by one crop."""
     crop_frames: tuple[Positive, ...] = (16,)
+    """Frames of the windows in traces of kind crop."""
 
     @model_validator(mode="after")
     def _something(self) -> LabMixture:
@@ -74,6 +86,7 @@ class LabQuestions(Strict):
 
     kind: Literal["lab"] = "lab"
     videos: Positive = 20_000
+    """Different ones; each has one question."""
 
 
 class QuestionFile(Strict):
@@ -81,6 +94,7 @@ class QuestionFile(Strict):
 
     kind: Literal["jsonl"]
     path: str
+    """The file."""
 
 
 class QuestionRows(Strict):
@@ -98,6 +112,7 @@ class RolloutRecipe(Strict):
     group_size: Annotated[int, Field(ge=2)] = 8
     """G, episodes of a prompt."""
     temperature: Annotated[float, Field(gt=0)] = 0.7
+    """Of all sampling, main agent and sub-agents."""
     max_concurrent: Positive = 64
     """Episodes at a time."""
     max_refills: Annotated[int, Field(ge=0)] = 0
@@ -118,6 +133,7 @@ class EpisodeRecipe(Strict):
     max_context_tokens: Positive = 32_768
     max_frames: Positive = 1024
     call_timeout: Annotated[float, Field(gt=0)] | None = None
+    """Seconds for the frames of a turn's calls, for each report, and for each turn; null waits for ever."""
     think_prefix: bool = False
     force_answer: bool = False
 
@@ -126,7 +142,9 @@ class JudgeRecipe(Strict):
     """A model behind an OpenAI-compatible endpoint that grades open answers."""
 
     url: str
+    """Of the server, with or without /v1."""
     model: str
+    """Its name on that server."""
 
 
 class WeightedFiles(Strict):
@@ -211,32 +229,47 @@ class Stage(Strict):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
     """Of its directory in the run."""
     steps: Positive
+    """Updates."""
     batch_size: Positive = 32
+    """Traces of an update."""
     learning_rate: Annotated[float, Field(gt=0)]
+    """The peak."""
     warmup_steps: Annotated[int, Field(ge=0)] = 20
+    """Linear, from 0."""
     final_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Of the learning rate at the last step to the peak."""
     data: StageData
+    """What the traces are of."""
 
 
 class SFTRecipe(Strict):
     """Supervised training on traces. The loss is the mean over sampled tokens."""
 
     model: Annotated[TinyModel | PretrainedModel, Field(discriminator="kind")] = TinyModel()
+    """What the first stage starts from."""
     seed: int = 0
+    """Of the data and of new weights."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """Of AdamW."""
     betas: tuple[float, float] = (0.9, 0.98)
+    """Of AdamW."""
     clip_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Bound on the norm of the whole gradient."""
     threads: Positive = 2
+    """Of torch, on the CPU."""
     log_every: Positive = 20
-    """Of stages on the lab's traces; stages on files log every step."""
+    """Steps between two lines of metrics, in stages on the lab's traces; stages on files log every step."""
     lora: LoRA | None = None
+    """Train adapters in place of the weights; stages on files only."""
     freeze_vision: bool = False
+    """Leave the vision tower as it is; stages on files only."""
     token_budget: Positive = 8_192
     """Most tokens that go through the model at a time; a batch of more is accumulated."""
     activation_checkpointing: bool = False
     checkpoint_every: Positive = 200
     """Steps within a stage. Stages on the lab's traces are short and are repeated instead."""
     keep_checkpoints: Positive = 2
+    """The newest ones."""
     stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -273,36 +306,57 @@ class RLRecipe(Strict):
     """PARA-GRPO and its ablations; the sections are the configurations of the modules they are named after."""
 
     model: PretrainedModel
+    """What training starts from, and the reference of the KL term."""
     data: Annotated[LabQuestions | QuestionFile | QuestionRows, Field(discriminator="kind")] = LabQuestions()
+    """The questions."""
     seed: int = 0
+    """Of everything that is drawn."""
     steps: Positive = 50
+    """Updates; each samples its own episodes."""
     rollout: RolloutRecipe = RolloutRecipe()
+    """How many episodes, and how they are sampled."""
     episode: EpisodeRecipe = EpisodeRecipe()
+    """What an episode is given."""
     gating: bool = False
     """nFrames gating: K is drawn anew for each prompt and visit."""
     frame_budgets: Annotated[tuple[Positive, ...], Field(min_length=1)] = FRAME_BUDGETS
+    """What K is drawn from with gating."""
     reward: RewardConfig = RewardConfig()
+    """What is paid."""
     judge: JudgeRecipe | None = None
+    """Grades open answers; null: token F1."""
     anchor: AnchorConfig = AnchorConfig(credit="off")
+    """Selective anchoring."""
     std: bool = True
     """Divide advantages by the standard deviation of their group."""
     subagents: bool = True
     """Train the sub-agents' traces too."""
     subagent_weight: Annotated[float, Field(ge=0)] = 1.0
+    """Of the sub-agents' loss beside the main agents'."""
     aggregation: Literal["token_mean", "seq_mean", "dr_grpo"] = "token_mean"
+    """Main loss: the mean over all tokens, over rows of the mean over tokens, or the sum over a constant (Dr. GRPO)."""
     loss: LossConfig = LossConfig()
+    """The policy loss."""
     optimizer: OptimizerConfig = OptimizerConfig()
+    """AdamW and its schedule."""
     lora: LoRA | None = None
+    """Train adapters instead of all weights; null: all weights."""
     token_budget: Positive = 16_384
+    """Most tokens in one microbatch; more are accumulated over several."""
     activation_checkpointing: bool = False
+    """Compute activations again in the backward pass: less memory, more time."""
     deterministic: bool = False
     """The same numbers in every run (one process, local engine): batches do not depend on timing."""
     threads: Positive | None = None
+    """Of torch, on the CPU; null: as many as torch takes."""
     watch: WatchConfig = WatchConfig()
+    """When to warn of a collapse."""
     trackers: tuple[TrackerName, ...] = ()
     """Beside the JSONL file, which is always written."""
     checkpoint_every: Positive = 10
+    """Steps between two checkpoints."""
     keep_checkpoints: Positive = 2
+    """Older ones are removed."""
     episodes_every: Positive = 10
     """How often all episodes of a step are written."""
 

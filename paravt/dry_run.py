@@ -7,6 +7,7 @@ directory with `config.json` is enough.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from paravt.config import MessageFiles, PretrainedModel, RLRecipe, SFTRecipe
 from paravt.errors import ModelError, RecipeError
 from paravt.learner import LoRA, add_adapters
+from paravt.models.hub import find_on_hub
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}
 
@@ -60,8 +62,9 @@ class SFTDryRun(Memory):
 
 def skeleton(path: str) -> Any:
     """The model on the meta device. Raises ModelError if there is no configuration at `path`."""
+    cached = Path(path).is_dir() or find_on_hub(path)
     try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=cached)
         with torch.device("meta"):
             return AutoModelForImageTextToText.from_config(config)
     except (OSError, ValueError, KeyError) as error:

@@ -16,7 +16,9 @@ class EpisodeConfig:
     frame_budget: int = 64
     """K, the number of overview frames."""
     dispatch: Dispatch = "parallel"
+    """All crops of a turn at once, the first of each turn, or no tool."""
     evidence: Evidence = "report"
+    """What comes back of a crop: its sub-agent's report, its frames, or both."""
     max_turns: int = 8
     """Assistant turns of the main agent, a forced final one not counted."""
     max_parallel: int = 8
@@ -24,23 +26,30 @@ class EpisodeConfig:
     max_tokens: int = 1024
     """Per assistant turn."""
     max_report_tokens: int = 256
+    """Per report of a sub-agent."""
     max_context_tokens: int = 32_768
+    """Of a whole conversation; the model's own limit applies too."""
     max_frames: int = 1024
     """Overview and crops together."""
     crop_fps: float = 1.0
+    """Frames per second of a window."""
     crop_max_frames: int = 16
+    """Of one window."""
     max_pixels: int = 50_176
     """Per frame; the processor's own limit applies too."""
     call_timeout: float | None = 300.0
     """For the frames of a turn's calls, for each report, and for each turn of the main agent; None (reproducible
     runs) waits for ever."""
     temperature: float = 0.0
+    """0 is greedy."""
     think_prefix: bool = False
     """Put `<think>` into the header of every assistant turn of the main agent (not trained on)."""
     force_answer: bool = True
     """Ask for an answer in a last turn if there is none yet."""
     seed: int = 0
+    """Of the sampling."""
     prompts: Prompts = field(default_factory=Prompts)
+    """The texts; others for a checkpoint that was trained with others."""
 
     def __post_init__(self) -> None:
         positive = ("frame_budget", "max_turns", "max_parallel", "max_tokens", "max_report_tokens", "crop_fps",

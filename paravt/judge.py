@@ -6,19 +6,14 @@ wrong, and no other measure takes its place.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
-import os
 import re
 from dataclasses import dataclass
-from typing import Any
-from urllib.parse import urlsplit
 
-from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
-from openai.types.chat import ChatCompletion
-
-from paravt.errors import RecipeError
+from paravt.engines.replies import read_completion
+from paravt.engines.server import JsonServer
+from paravt.errors import EngineError, RecipeError
 from paravt.prompts import fill
 from paravt.types import Sample, Score
 
@@ -94,8 +89,16 @@ class Judge:
         max_tokens: int = 1024,
         prompt: str = JUDGE_PROMPT,
     ) -> None:
-        if urlsplit(url).scheme not in ("http", "https"):
-            raise RecipeError(f"judge url {url}: a server address starts with http:// or https://")
+        try:
+            self._server = JsonServer(
+                url,
+                max_concurrency=max_concurrency,
+                max_retries=max_retries,
+                timeout=timeout,
+                on_request=lambda: self._add(requests=1),
+            )
+        except EngineError as error:
+            raise RecipeError(f"judge url {error}") from error
         try:
             filled = fill(prompt, question="\0question", reference="\0reference", answer="\0answer")
         except (KeyError, ValueError) as error:
@@ -103,21 +106,12 @@ class Judge:
         missing = [name for name in ("question", "reference", "answer") if f"\0{name}" not in filled]
         if missing:
             raise RecipeError(f"the judge's prompt has no ${', $'.join(missing)}")
-        self.url = url.rstrip("/") if urlsplit(url).path.strip("/") else url.rstrip("/") + "/v1"
+        self.url = self._server.url
         self.model = model
         self.cost = JudgeCost()
         self._prompt = prompt
         self._max_tokens = max_tokens
         self._max_retries = max_retries
-        self._slots = asyncio.Semaphore(max_concurrency)
-        self._client = AsyncOpenAI(
-            base_url=self.url,
-            api_key=os.environ.get("OPENAI_API_KEY", "none"),
-            max_retries=max_retries,
-            timeout=timeout,
-            # the client sends failed requests again by itself; only its transport sees each of them
-            http_client=DefaultAsyncHttpxClient(event_hooks={"request": [self._count_request]}),
-        )
 
     async def score(self, sample: Sample, answer: str | None) -> Score:
         if sample.answer is None or not sample.answer.strip():
@@ -131,32 +125,29 @@ class Judge:
             answer=_quoted(answer),
         )
         reply = ""
-        async with self._slots:
-            for attempt in range(self._max_retries + 1):
-                try:
-                    reply = await self._ask(text, attempt)
-                except OpenAIError as error:
-                    return self._unscored(f"judge {self.url}: {' '.join(str(error).split())[:300]}")
-                grade = read_grade(reply)
-                if grade is not None:
-                    return Score(grade, answer, f"judge {self.model}: {grade:g}")
+        for attempt in range(self._max_retries + 1):
+            try:
+                reply = await self._ask(text, attempt)
+            except EngineError as error:
+                return self._unscored(f"judge {error}")
+            grade = read_grade(reply)
+            if grade is not None:
+                return Score(grade, answer, f"judge {self.model}: {grade:g}")
         return self._unscored(f"judge {self.model}: no grade in its reply: {ascii(reply)[:200]}")
 
     async def _ask(self, text: str, attempt: int) -> str:
-        response: ChatCompletion = await self._client.chat.completions.create(
-            model=self.model,
-            messages=[{"role": "user", "content": text}],
-            max_tokens=self._max_tokens,
-            temperature=0.0 if attempt == 0 else 0.5,  # a greedy judge would repeat itself
-            seed=attempt,
-        )
-        used = response.usage
-        if used is not None:
-            self._add(prompt_tokens=used.prompt_tokens, completion_tokens=used.completion_tokens)
-        return (response.choices[0].message.content or "") if response.choices else ""
-
-    async def _count_request(self, request: Any) -> None:
-        self._add(requests=1)
+        body = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": self._max_tokens,
+            "temperature": 0.0 if attempt == 0 else 0.5,  # a greedy judge would repeat itself
+            "seed": attempt,
+        }
+        response = await self._server.request("POST", "/chat/completions", lambda: json.dumps(body).encode())
+        completion = read_completion(self.url, response)
+        used = completion.usage
+        self._add(prompt_tokens=used.prompt_tokens, completion_tokens=used.completion_tokens)
+        return completion.text
 
     def _unscored(self, reason: str) -> Score:
         self._add(unscored=1)
@@ -167,7 +158,7 @@ class Judge:
         self.cost = JudgeCost(**{name: getattr(have, name) + counts.get(name, 0) for name in have.__dataclass_fields__})
 
     async def close(self) -> None:
-        await self._client.close()
+        await self._server.close()
 
 
 def _quoted(text: str) -> str:

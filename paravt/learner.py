@@ -42,7 +42,9 @@ _ADAPTER = "default"
 @dataclass(frozen=True)
 class LoRA:
     rank: int = 16
+    """Of the adapters."""
     alpha: float = 32
+    """Adapters are scaled by alpha / rank."""
     targets: tuple[str, ...] | None = None
     """Last names of linear layers of the text model; None: all of them."""
 

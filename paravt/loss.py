@@ -18,6 +18,7 @@ class LossConfig:
     clip_low: float = 0.2
     """The ratio new/old is clipped to [1 - clip_low, 1 + clip_high]."""
     clip_high: float = 0.2
+    """See clip_low."""
     importance_cap: float | None = 2.0
     """C in min(old/sampler, C); infinity: not truncated; None: every weight is 1."""
     kl_coef: float = 0.0

@@ -16,12 +16,17 @@ class OptimizerConfig:
     learning_rate: float = 1e-6
     """The peak."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up."""
     warmup_steps: int = 0
+    """Linear, from 0."""
     total_steps: int | None = None
     """The step count at which the decay has reached `final_lr_ratio`; needed unless the schedule is constant."""
     final_lr_ratio: float = 0.0
+    """Of the learning rate at the end of the decay to the peak."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """Of AdamW."""
     eps: float = 1e-8
+    """Of AdamW."""
     weight_decay: float = 0.0
     """Of matrices; norms and biases are not decayed."""
     clip_grad_norm: float = 1.0

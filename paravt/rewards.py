@@ -35,9 +35,13 @@ class RewardConfig:
     """What is paid. Terms of weight 0 are computed and logged, not paid."""
 
     accuracy_weight: float = 1.0
+    """Of the answer: right letter, overlap of windows, token F1 or the judge's grade."""
     format_weight: float = 0.0
+    """Of the graded format score."""
     tool_weight: float = 0.0
+    """Of the tool reward: calls that were parsed or ran, and more if the answer is right."""
     answer_suffix: bool = True
+    """False: the vanilla variant of the graded format score, which has no anchor."""
     anchor_weight: float = 0.0
     """Of the anchor inside the format reward: 0 unless the anchor's credit is "sequence"."""
     call_cost: float = 0.0

@@ -148,6 +148,7 @@ def run_sft(
             checkpoints = out / "checkpoints" / stage.name
             task = progress.add_task(stage.name, total=stage.steps, loss=math.nan)
             if target.is_dir():
+                (out / "last.txt").write_text(stage.name + "\n", encoding="utf-8")  # a killed run may not have said it
                 progress.update(task, completed=stage.steps)
                 shutil.rmtree(checkpoints, ignore_errors=True)
                 continue

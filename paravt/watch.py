@@ -12,6 +12,7 @@ class WatchConfig:
     """Thresholds; a negative one (or above 1 for the equal groups) never warns."""
 
     min_format_strict: float = 0.2
+    """Share of episodes whose every turn keeps to the format."""
     min_kappa: float = 0.1
     """Executed calls per episode."""
     min_entropy: float = 0.02

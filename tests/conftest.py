@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from chat_server import Server
 
 from paravt.lab.tiny import TinyShape, build_model, build_processor, train_tokenizer
 from paravt.models import QwenVL
@@ -22,3 +24,11 @@ def tiny() -> QwenVL:
     shape = TinyShape()
     tokenizer = train_tokenizer([Prompts().system, "<12.5 seconds> 0123456789 crop_video"], Prompts().fixed_phrases())
     return QwenVL(build_model(tokenizer, shape), build_processor(tokenizer, shape))
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    running = Server()
+    running.start()
+    yield running
+    running.stop()

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from chat_server import Server
 from conftest import CASES, LONG
-from test_openai_engine import Server, server  # noqa: F401  (the fixture)
 
 from paravt.lab.demo import longest_question
 from paravt.lab.tiny import TinyShape, build_model, build_processor
@@ -118,7 +118,7 @@ def test_another_checkpoint_directory_works_unchanged(tiny: QwenVL, tmp_path: Pa
     assert len(episode["overview_times"]) == 8
 
 
-def test_a_server_answers(server: Server) -> None:  # noqa: F811
+def test_a_server_answers(server: Server) -> None:
     done = paravt("ask", LONG, "Which?", "--server", server.url, "--option", "a cat", "--option", "a dog")
     assert done.returncode == 0, done.stderr
     assert "Answer: B" in done.stdout
@@ -126,7 +126,7 @@ def test_a_server_answers(server: Server) -> None:  # noqa: F811
     assert "A. a cat\nB. a dog\nAnswer with the letter of one option." in question
 
 
-def test_model_output_cannot_steer_the_terminal(server: Server) -> None:  # noqa: F811
+def test_model_output_cannot_steer_the_terminal(server: Server) -> None:
     server.answers = ["<answer>\x1b[31m[bold red]boo\x07</answer>"]
     done = paravt("ask", LONG, "Which?", "--server", server.url)
     assert "[bold red]boo" in done.stdout

@@ -8,18 +8,15 @@ import gc
 import io
 import json
 import re
-import threading
 import time
 import warnings
-from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-import uvicorn
+from chat_server import Server, parts_text, prompt
 from conftest import LONG
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
 from PIL import Image
 
 import paravt
@@ -31,83 +28,6 @@ from paravt.errors import EngineError
 from paravt.turns import render_call
 from paravt.types import ImagePart, Message, Sample, TextPart, Usage, VideoPart
 from paravt.video import FrameReader, read_frames
-
-
-class Server:
-    """A chat server that answers with what it is told to, and keeps what it was asked."""
-
-    def __init__(self) -> None:
-        self.requests: list[dict[str, Any]] = []
-        self.models = ["served"]
-        self.models_body: bytes | None = None
-        self.answers: list[Any] = []
-        """Each a text, a status code, a whole message, or the bytes of a body."""
-        self.delay = 0.0
-        self.running = self.most_running = 0
-        app = FastAPI()
-
-        @app.get("/v1/models")
-        def models() -> Any:
-            if self.models_body is not None:
-                return Response(self.models_body, media_type="application/json")
-            rows = [{"id": name, "object": "model", "created": 0, "owned_by": "t"} for name in self.models]
-            return {"object": "list", "data": rows}
-
-        @app.post("/v1/chat/completions")
-        async def complete(request: Request) -> Any:
-            body = await request.json()
-            self.requests.append(body)
-            self.running += 1
-            self.most_running = max(self.most_running, self.running)
-            await asyncio.sleep(self.delay)
-            self.running -= 1
-            answer = self.answers.pop(0) if self.answers else self.default(body)
-            if isinstance(answer, int):
-                return JSONResponse({"error": {"message": f"told to fail with {answer}"}}, status_code=answer)
-            if isinstance(answer, bytes):
-                return Response(answer, media_type="text/html" if answer.startswith(b"<") else "application/json")
-            message = answer if isinstance(answer, dict) else {"content": answer}
-            finish = message.pop("finish_reason", "stop")
-            return {
-                "id": "x", "object": "chat.completion", "created": 0, "model": body["model"],
-                "choices": [{"index": 0, "finish_reason": finish, "message": {"role": "assistant", **message}}],
-                "usage": {"prompt_tokens": 100, "completion_tokens": 7, "total_tokens": 107},
-            }  # fmt: skip
-
-        self._server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
-
-    def default(self, body: dict[str, Any]) -> str:
-        return "<answer>B</answer>"
-
-    def start(self) -> None:
-        self._thread.start()
-        while not self._server.started:
-            pass
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
-
-    def stop(self) -> None:
-        self._server.should_exit = True
-        self._thread.join()
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    running = Server()
-    running.start()
-    yield running
-    running.stop()
-
-
-def prompt(text: str = "q") -> Prompt:
-    return Prompt((), (), (Message("user", (TextPart(text),)),))
-
-
-def parts_text(content: Any) -> str:
-    return content if isinstance(content, str) else "".join(part.get("text", "[image]") for part in content)
 
 
 async def test_a_parallel_episode(server: Server) -> None:
@@ -300,21 +220,40 @@ def test_one_engine_in_several_event_loops(server: Server) -> None:
             return await asyncio.gather(*(engine.generate(prompt(), Sampling()) for _ in range(6)))
 
         assert [len(asyncio.run(crowd())) for _ in range(3)] == [6, 6, 6]
-        assert not engine._connections
+        assert not engine.server._connections
         gc.collect()
 
 
-async def test_roles_alternate_also_where_the_answer_is_forced(server: Server) -> None:
+async def test_a_server_that_refuses_two_messages_of_the_user_in_a_row(server: Server) -> None:
     call = render_call("crop_video", {"start_time": 0, "end_time": 9})
-    server.answers = [f"{call}\n{call}", "a cat", "a dog", "<answer>both</answer>"]
+    turns = [f"{call}\n{call}", "<answer>both</answer>"]
+
+    def answer(body: dict[str, Any]) -> str | int:
+        roles = [message["role"] for message in body["messages"]]
+        if any(a == b for a, b in pairwise(roles)):
+            return 400
+        return "a cat" if roles == ["user"] else turns[roles.count("assistant")]
+
+    server.default = answer  # type: ignore[method-assign]
     engine = OpenAIEngine(server.url, "served")
     config = EpisodeConfig(frame_budget=2, crop_max_frames=1, max_turns=1)
-    episode = await run_episode(Sample("s", LONG, "?"), engine, config, reader=FrameReader())
-    assert (episode.answer, episode.forced) == ("both", True)
-    messages = server.requests[-1]["messages"]
-    assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
-    assert messages[-1]["content"].count("<tool_response>\n") == 2  # no images: plain text
-    assert messages[-1]["content"].endswith("\n</tool_response>\n" + config.prompts.final)
+    for refused in (1, 0):  # it is not asked a second time
+        server.requests.clear()
+        episode = await run_episode(Sample("s", LONG, "?"), engine, config, reader=FrameReader())
+        assert (episode.answer, episode.forced) == ("both", True)
+        assert len(server.requests) == 4 + refused
+        messages = server.requests[-1]["messages"]
+        assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
+        assert messages[-1]["content"].count("<tool_response>\n") == 2  # no images: plain text
+        assert messages[-1]["content"].endswith("\n</tool_response>\n" + config.prompts.final)
+    await engine.close()
+
+
+async def test_other_refusals_are_not_asked_about_twice(server: Server) -> None:
+    server.answers = [400]
+    with pytest.raises(EngineError, match="status 400"):
+        await OpenAIEngine(server.url, "served").generate(prompt(), Sampling())
+    assert len(server.requests) == 1
 
 
 async def test_a_video_part_is_refused_by_name(server: Server) -> None:

@@ -186,7 +186,7 @@ def shared_prefix_attention(
         scores = scores.view(kv_heads, len(q), query.shape[2], trunk.length).transpose(0, 1)
         own_scores = q @ keys[trunk.rows, :, own].mT + mask[trunk.rows, :, :, own]
         weights = torch.cat([scores, own_scores], -1).softmax(-1)
-        shared, rest = weights.split([trunk.length, trunk.end - trunk.length], -1)
+        shared, rest = weights.split([trunk.length, trunk.end - trunk.length], -1)  # type: ignore[no-untyped-call]
         part = shared.transpose(0, 1).flatten(1, 2) @ values[trunk.first, :, : trunk.length]
         part = part.view(kv_heads, len(q), -1, dim).transpose(0, 1)
         out[trunk.rows] = part + rest @ values[trunk.rows, :, own]

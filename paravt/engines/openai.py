@@ -9,37 +9,32 @@ import asyncio
 import base64
 import io
 import json
-import os
-from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
-from urllib.parse import urlsplit
 
-from openai import APIConnectionError, APIStatusError, APITimeoutError, AsyncOpenAI, OpenAIError
 from PIL import Image
 
 from paravt.chat import MessageChat
 from paravt.engines.base import Completion, Prompt, Sampling
 from paravt.engines.replies import read_completion, read_models
+from paravt.engines.server import JsonServer, StatusError
 from paravt.errors import EngineError
-from paravt.prompts import Prompts, fill
+from paravt.prompts import QWEN_TOOLS, fill
 from paravt.types import Frame, ImagePart, Message, TextPart
-
-
-@dataclass(frozen=True)
-class _Connection:
-    """What belongs to one event loop: neither works in another one."""
-
-    client: AsyncOpenAI
-    slots: asyncio.Semaphore
 
 
 class OpenAIEngine:
     """`url` is the server's address, with or without `/v1`. The API key is taken from OPENAI_API_KEY, if it is set.
 
-    Requests that fail on the way, time out, or are answered with 408, 409, 429 or 5xx are sent again, up to
-    `max_retries` times with growing pauses. An engine can be used in any number of event loops; at most
-    `max_concurrency` requests run in each.
+    A model of the Qwen family is shown, token for token, what the local engine shows it: the tools are described in
+    the system turn as its chat template describes them, and replies are rendered as it renders them. For another
+    family, `tools_text=Prompts().tools` may be clearer (any text with `$schemas` in it); frames have sides that are
+    multiples of `frame_factor` (32 for Qwen3-VL, 28 for Qwen2.5-VL).
+
+    Requests that fail on the way, or are answered with 408, 409, 429 or 5xx, are sent again, up to `max_retries` times
+    with growing pauses, or the pause that the server asks for; all of it ends after `timeout` seconds. An engine can be
+    used in any number of event loops; at most `max_concurrency` requests run in each.
     """
 
     def __init__(
@@ -50,97 +45,76 @@ class OpenAIEngine:
         max_concurrency: int = 16,
         max_retries: int = 3,
         timeout: float = 300.0,
-        prompts: Prompts | None = None,
+        tools_text: str = QWEN_TOOLS,
+        frame_factor: int = 32,
     ) -> None:
-        if urlsplit(url).scheme not in ("http", "https"):
-            raise EngineError(f"{url}: a server address starts with http:// or https://")
-        self.chat = MessageChat()
-        self.url = url.rstrip("/") if urlsplit(url).path.strip("/") else url.rstrip("/") + "/v1"
+        self.server = JsonServer(url, max_concurrency=max_concurrency, max_retries=max_retries, timeout=timeout)
+        self.url = self.server.url
+        self.chat = MessageChat(frame_factor)
         self.model = model
-        self._tools_text = (prompts or Prompts()).tools
-        self._max_concurrency, self._max_retries, self._timeout = max_concurrency, max_retries, timeout
-        self._connections: dict[asyncio.AbstractEventLoop, tuple[_Connection, AsyncGenerator[_Connection, None]]] = {}
-
-    async def _connect(self) -> _Connection:
-        """The connection of the running event loop."""
-        loop = asyncio.get_running_loop()
-        if loop not in self._connections:
-            owner = self._connection()
-            self._connections[loop] = (await anext(owner), owner)  # does not suspend: there is only one
-        return self._connections[loop][0]
-
-    async def _connection(self) -> AsyncGenerator[_Connection, None]:
-        # a generator, because `asyncio.run` ends those that its loop began: so the client is closed in time even
-        # where nobody closes the engine
-        loop = asyncio.get_running_loop()
-        client = AsyncOpenAI(
-            base_url=self.url,
-            api_key=os.environ.get("OPENAI_API_KEY", "none"),
-            max_retries=self._max_retries,
-            timeout=self._timeout,
-        )
-        try:
-            yield _Connection(client, asyncio.Semaphore(self._max_concurrency))
-        finally:
-            del self._connections[loop]
-            await client.close()
+        self._tools_text = tools_text
+        self._alternate = False
+        """Has the server refused two messages of the user in a row?"""
 
     async def generate(self, prompt: Prompt, sampling: Sampling, n: int = 1) -> list[Completion]:
         return list(await asyncio.gather(*(self._complete(prompt, sampling, i) for i in range(n))))
 
     async def _complete(self, prompt: Prompt, sampling: Sampling, index: int) -> Completion:
-        connection = await self._connect()
-        async with connection.slots:
-            messages = await asyncio.to_thread(self._request_messages, prompt)
-            model = await self.served_model()
-            try:
-                # the raw response: what a server sends is checked here, the client would take it for what it expects
-                response = await connection.client.chat.completions.with_raw_response.create(
-                    model=model,
-                    messages=messages,
-                    max_tokens=sampling.max_tokens,
-                    temperature=sampling.temperature,
-                    seed=(sampling.seed + index) & 0x7FFFFFFF,
-                )
-            except OpenAIError as error:
-                raise self._failure(error) from error
-        return read_completion(self.url, response.http_response.content)
+        settings = {
+            "model": await self.served_model(),
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "seed": (sampling.seed + index) & 0x7FFFFFFF,
+        }
+        try:
+            body = await self._post(settings, prompt, self._alternate)
+        except StatusError as error:
+            # some templates (Gemma's, Mistral's) refuse what Qwen's has: the question for a final answer is a message
+            # of its own after the replies
+            if self._alternate or error.status not in (400, 422, 500) or not _in_a_row(prompt):
+                raise
+            body = await self._post(settings, prompt, alternate=True)
+            self._alternate = True
+        return read_completion(self.url, body)
+
+    async def _post(self, settings: Mapping[str, Any], prompt: Prompt, alternate: bool) -> bytes:
+        def body() -> bytes:
+            return json.dumps({**settings, "messages": self._messages(prompt, alternate)}).encode()
+
+        return await self.server.request("POST", "/chat/completions", body)
 
     async def served_model(self) -> str:
         """The model's name: the given one, or the only one that the server has."""
         if self.model is None:
-            client = (await self._connect()).client
-            try:
-                response = await client.models.with_raw_response.list()
-            except OpenAIError as error:
-                raise self._failure(error) from error
-            names = read_models(self.url, response.http_response.content)
+            names = read_models(self.url, await self.server.request("GET", "/models"))
             if len(names) != 1:
                 raise EngineError(f"{self.url} serves {len(names)} models; name one: {', '.join(names) or 'none'}")
             self.model = names[0]
         return self.model
 
-    def _request_messages(self, prompt: Prompt) -> list[Any]:
-        """Roles alternate as strict chat templates want it: messages that follow each other in the user's role, tool
-        replies among them, are one."""
+    def _messages(self, prompt: Prompt, alternate: bool) -> list[dict[str, Any]]:
+        """The messages as they are sent: the tools in the system turn, the replies of a turn one message in the user's
+        role, as chat templates of the Qwen family render both. Servers disagree on `tools=` and on `tool` messages
+        whose calls they did not parse themselves. With `alternate`, no two messages of the user follow each other."""
         messages = list(prompt.messages)
         turns: list[tuple[str, list[dict[str, Any]]]] = []
         if prompt.tools:
-            schemas = "\n".join(json.dumps(tool) for tool in prompt.tools)
+            schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in prompt.tools)
             block = fill(self._tools_text, schemas=schemas)
             system = messages.pop(0).text + "\n\n" if messages and messages[0].role == "system" else ""
             turns.append(("system", [_text(system + block)]))
+        previous = None
         for message in messages:
-            # replies are in the user's role, as chat templates of the Qwen family render them: servers disagree on
-            # `tool` messages whose calls they did not parse themselves
             role = "user" if message.role == "tool" else message.role
             parts = self._parts(message)
             if message.role == "tool":
                 parts = [_text("<tool_response>\n"), *parts, _text("\n</tool_response>")]
-            if role == "user" and turns and turns[-1][0] == "user":
+            joined = previous == "tool" == message.role or (alternate and turns and turns[-1][0] == "user" == role)
+            if joined:
                 turns[-1][1].extend([_text("\n"), *parts])
             else:
                 turns.append((role, parts))
+            previous = message.role
         return [{"role": role, "content": _content(parts)} for role, parts in turns]
 
     def _parts(self, message: Message) -> list[dict[str, Any]]:
@@ -154,23 +128,18 @@ class OpenAIEngine:
                 raise EngineError(f"{self.url}: a chat endpoint cannot be sent {part}; send frames of it")
         return parts
 
-    def _failure(self, error: OpenAIError) -> EngineError:
-        if isinstance(error, APITimeoutError):
-            return EngineError(f"{self.url}: no answer in time")
-        if isinstance(error, APIConnectionError):
-            return EngineError(f"{self.url}: cannot be reached; is the server running?")
-        if isinstance(error, APIStatusError):
-            return EngineError(f"{self.url}: status {error.status_code}: {' '.join(error.message.split())[:300]}")
-        return EngineError(f"{self.url}: {' '.join(str(error).split())[:300]}")
-
     async def load_policy(self, version: int, weights: Mapping[str, Any] | None) -> None:
         raise EngineError("a chat endpoint cannot be given weights; train with the local engine")
 
     async def close(self) -> None:
         """Close the connections of the running event loop; those of others end with their loops."""
-        found = self._connections.get(asyncio.get_running_loop())
-        if found is not None:
-            await found[1].aclose()
+        await self.server.close()
+
+
+def _in_a_row(prompt: Prompt) -> bool:
+    """Are there two messages in the user's role one after the other, replies of a turn taken as one?"""
+    pairs = pairwise(message.role for message in prompt.messages)
+    return any({a, b} <= {"user", "tool"} and (a, b) != ("tool", "tool") for a, b in pairs)
 
 
 def _text(text: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import numpy as np
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -18,9 +19,10 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 from transformers.utils import logging
 
 from paravt.chat import TokenChat
-from paravt.errors import ModelError
+from paravt.errors import DataError, ModelError
 from paravt.models import qwen3_vl, qwen25_vl
 from paravt.models.base import Family
+from paravt.models.hub import find_on_hub
 from paravt.types import Frame
 
 _FAMILIES: dict[str, Family] = {"qwen3_vl": qwen3_vl.FAMILY, "qwen2_5_vl": qwen25_vl.FAMILY}
@@ -35,6 +37,8 @@ class QwenVL:
         self.processor = processor
         _allow_small_frames(processor.image_processor)
         self.chat = TokenChat(processor)
+        # saved with the model: a server of what was trained renders what it was trained on
+        processor.chat_template = self.chat.template
         self.chat.context_limit = module.config.text_config.max_position_embeddings
         self.merge: int = processor.image_processor.merge_size
         self.family = _FAMILIES[module.config.model_type]
@@ -43,10 +47,13 @@ class QwenVL:
                 layer.__class__ = faster
 
     def save(self, directory: str | Path) -> None:
-        """In the Hugging Face layout (safetensors, processor, chat template)."""
-        with _no_progress_bar():
-            self.module.save_pretrained(directory)
-        self.processor.save_pretrained(directory)
+        """In the Hugging Face layout (safetensors, processor, template). Raises DataError if it can't be written."""
+        try:
+            with _no_progress_bar():
+                self.module.save_pretrained(directory)
+            self.processor.save_pretrained(directory)
+        except (OSError, SafetensorError) as error:
+            raise DataError(f"{directory}: cannot be written: {_first_line(error)}; make room and try again") from error
 
     @property
     def device(self) -> torch.device:
@@ -156,13 +163,15 @@ def load_model(path: str | Path, dtype: str = "auto", device: str = "cpu") -> Qw
     Raises ModelError in one line if there is no such model, if it is damaged, incomplete or of another family, and for
     a `dtype` or a `device` that isn't there.
     """
-    if not Path(path).is_dir() and (str(path).count("/") != 1 or str(path).startswith((".", "/", "~"))):
+    here = Path(path).is_dir()
+    if not here and (str(path).count("/") != 1 or str(path).startswith((".", "/", "~"))):
         raise ModelError(f"{path}: no such model directory (and not a hub id of the form owner/name)")
     if dtype not in _DTYPES:
         raise ModelError(f"{path}: dtype {dtype}: not one of {', '.join(_DTYPES)}")
     where = _device(path, device)
+    source = {"trust_remote_code": False, "local_files_only": here or find_on_hub(str(path))}
     try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(path, **source)
         if config.model_type not in _FAMILIES:
             raise ModelError(f"{path}: a {config.model_type} model; supported: {', '.join(_FAMILIES)}")
         # Engine and learner attend to all that came before; Qwen2.5-VL could be configured not to, and never is.
@@ -171,15 +180,15 @@ def load_model(path: str | Path, dtype: str = "auto", device: str = "cpu") -> Qw
         # a pickle can run code while it is loaded
         with _no_progress_bar():
             module, found = AutoModelForImageTextToText.from_pretrained(
-                path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+                path, dtype=dtype, use_safetensors=True, output_loading_info=True, **source
             )
         # Transformers would leave them at random values.
         if missing := found["missing_keys"] - module.all_tied_weights_keys.keys():
             raise ModelError(f"{path}: incomplete: no tensor {min(missing)} ({len(missing)} missing); copy it again")
-        processor = AutoProcessor.from_pretrained(path, trust_remote_code=False)
+        processor = AutoProcessor.from_pretrained(path, **source)
     except SafetensorError as error:
         raise ModelError(f"{path}: a weights file is damaged ({_first_line(error)}); copy it again") from error
-    except (OSError, ValueError, KeyError, RuntimeError, StrictDataclassError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, StrictDataclassError, httpx2.HTTPError) as error:
         raise ModelError(f"{path}: cannot be loaded: {_first_line(error)}") from error
     try:
         module = module.to(where)

@@ -13,6 +13,9 @@ def _read(name: str) -> str:
     return (_FILES / f"{name}.txt").read_text(encoding="utf-8").rstrip("\n")
 
 
+QWEN_TOOLS = _read("tools_qwen")
+"""What the chat templates of the Qwen family write into the system turn when they are given tools."""
+
 _PLACEHOLDERS = {"question": ("question",), "crop": ("start", "end", "question"), "tools": ("schemas",)}
 
 
@@ -29,7 +32,7 @@ class Prompts:
     crop: str = _read("crop")
     final: str = _read("final")
     tools: str = _read("tools")
-    """For chat endpoints; models with a chat template of their own render `tools=` with it."""
+    """For chat servers with a model of another family; see `OpenAIEngine`. Chat templates have a text of their own."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -1,0 +1,44 @@
+"""Models that are no directory here: is the Hugging Face hub there, and has it the model?
+
+Asked once before anything is loaded: loading by itself tries each of its files again and again, in silence.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import httpx2
+from huggingface_hub import HfApi, constants, try_to_load_from_cache
+from huggingface_hub.errors import RepositoryNotFoundError
+
+from paravt.errors import ModelError
+
+log = logging.getLogger(__name__)
+
+ENDPOINT = constants.ENDPOINT
+_TIMEOUT = 10.0
+"""Seconds."""
+
+
+def find_on_hub(name: str) -> bool:
+    """Whether the model is to be loaded from the local cache alone, because the hub cannot be reached.
+
+    Says what it does. Raises ModelError in one line if the hub has no such model, or can't be reached and the model is
+    not in the cache.
+    """
+    log.warning("%s: no such directory here; asking the hub at %s", name, ENDPOINT)
+    try:
+        HfApi(endpoint=ENDPOINT).model_info(name, timeout=_TIMEOUT)
+    except RepositoryNotFoundError as error:
+        raise ModelError(
+            f"{name}: no such directory here, and no such model on the hub (a private one needs HF_TOKEN)"
+        ) from error
+    except ValueError as error:
+        raise ModelError(f"{name}: no such model directory (and not a hub id of the form owner/name)") from error
+    except (httpx2.HTTPError, OSError) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+            raise ModelError(f"{name}: no such directory here, and the hub cannot be asked: {reason}") from error
+        log.warning("%s: the hub cannot be asked (%s); using the copy in the cache", name, reason)
+        return True
+    return False

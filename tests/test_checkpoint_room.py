@@ -1,0 +1,71 @@
+"""A disk that fills while a checkpoint is written: one clear error, and what was there before is as it was."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from test_learner import configure, fresh_model
+
+from paravt.checkpoint import choose_checkpoint, complete_checkpoints, load_checkpoint, save_checkpoint
+from paravt.errors import DataError
+from paravt.learner import Learner
+from paravt.models import load_model
+
+
+@contextmanager
+def no_file_larger_than(size: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def trained() -> Learner:
+    """A learner whose optimizer has moments, so that its state is larger than the model."""
+    learner = Learner(fresh_model(), configure())
+    for parameter in learner.model.module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    learner.optimizer.step()
+    return learner
+
+
+def test_a_checkpoint_that_does_not_fit(tmp_path: Path) -> None:
+    learner = trained()
+    learner.steps = 1
+    first = save_checkpoint(tmp_path, learner, {"cursor": 1}, keep=2)
+    model = (first / "model" / "model.safetensors").stat().st_size
+    learner.steps = 2
+    for room in (100, model // 2, model + 1000):  # its first small file, its weights, its state
+        said = r"step-000002: cannot be written: .*File too large"
+        with no_file_larger_than(room), pytest.raises(DataError, match=said) as caught:
+            save_checkpoint(tmp_path, learner, {"cursor": 2}, keep=2)
+        assert "\n" not in str(caught.value)
+        assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+    assert choose_checkpoint(tmp_path, "auto") == first
+    assert load_checkpoint(first, trained()) == {"step": 1, "cursor": 1}
+    save_checkpoint(tmp_path, learner, {"cursor": 2}, keep=2)
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["step-000001", "step-000002"]
+
+
+def test_a_model_that_does_not_fit(tmp_path: Path) -> None:
+    model = fresh_model()
+    with no_file_larger_than(10_000), pytest.raises(DataError, match=r"out: cannot be written: .*; make room"):
+        model.save(tmp_path / "out")
+    model.save(tmp_path / "out")
+    load_model(tmp_path / "out", "float32")
+
+
+def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "step-000009.partial" / "model").mkdir(parents=True)
+    learner = trained()
+    for step in (1, 2, 3):
+        learner.steps = step
+        save_checkpoint(tmp_path, learner, {}, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000002", "step-000003"]

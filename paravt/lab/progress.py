@@ -1,0 +1,82 @@
+"""How far stages are and how long they will take, read from the files that they write."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paravt.config import SFTRecipe
+from paravt.lab.stages import Kind, Stage
+
+_GUESS: Mapping[Kind, float] = {"sft": 0.6, "rl": 8.0, "evaluation": 15.0}
+"""Seconds for a unit (a step, a frame budget) before any was measured: enough to order the stages by."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    done: int
+    """Units."""
+    seconds: float
+    """That these took."""
+
+
+def read_progress(stage: Stage, stages: Path) -> Progress:
+    directory = stages / stage.name
+    if isinstance(stage.recipe, SFTRecipe):
+        logs = [_lines(directory / f"{part.name}.jsonl") for part in stage.recipe.stages]
+        ends = [log[-1] for log in logs if log]
+        return Progress(sum(end["step"] for end in ends), sum(end["seconds"] for end in ends))
+    if stage.kind == "rl":
+        rows = _lines(directory / "timings.jsonl")
+        return Progress(len(rows), sum(row["rollout"] + row["learn"] for row in rows))
+    done = len(list((directory / "episodes").glob("K*.jsonl")))
+    finished = _lines(directory / "done.json")
+    return Progress(done, finished[0]["seconds"] if finished else 0.0)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]  # a line may be half written
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+class Estimates:
+    """Seconds for a unit of each kind of stage: what was measured, a guess where nothing was."""
+
+    def __init__(self, stages: Collection[Stage], root: Path) -> None:
+        self._stages, self._root = stages, root
+        self.progress: dict[str, Progress] = {}
+        self.refresh(stages)
+
+    def refresh(self, stages: Iterable[Stage]) -> None:
+        for stage in stages:
+            self.progress[stage.name] = read_progress(stage, self._root)
+
+    def unit(self, kind: Kind) -> float:
+        measured = [p for s in self._stages if s.kind == kind and (p := self.progress[s.name]).seconds > 0 and p.done]
+        return sum(p.seconds for p in measured) / sum(p.done for p in measured) if measured else _GUESS[kind]
+
+    def left(self, stage: Stage) -> float:
+        """Seconds that a stage still needs, by its own pace if it has one."""
+        own = self.progress[stage.name]
+        unit = own.seconds / own.done if own.done and own.seconds > 0 else self.unit(stage.kind)
+        return max(0, stage.units - own.done) * unit
+
+
+def chains(stages: Mapping[str, Stage], left: Mapping[str, float]) -> dict[str, float]:
+    """For each stage that is left, the seconds of the longest chain of stages that begins with it."""
+    out: dict[str, float] = {}
+    for name in reversed(list(stages)):  # children come after their parents
+        if name in left:
+            following = [out[s.name] for s in stages.values() if s.parent == name and s.name in out]
+            out[name] = left[name] + max(following, default=0.0)
+    return out
+
+
+def time_left(chain: Mapping[str, float], left: Mapping[str, float], jobs: int) -> float:
+    """Seconds until all is done: no less than the longest chain, and than the work shared by the workers."""
+    return max([*chain.values(), sum(left.values()) / jobs], default=0.0)

@@ -66,9 +66,7 @@ async def rollout(
     async def one(sample: Sample, visit: int, number: int) -> Episode:
         budget = config.episode.frame_budget
         if config.frame_budgets is not None:
-            budget = draw_frame_budget(
-                config.run_seed, sample.id, visit, config.frame_budgets, config.budget_weights
-            )
+            budget = draw_frame_budget(config.run_seed, sample.id, visit, config.frame_budgets, config.budget_weights)
         seed = stable_seed(config.run_seed, step, visit, number)
         async with slots:
             with around():

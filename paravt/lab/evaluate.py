@@ -19,6 +19,7 @@ from paravt.engines.local import LocalEngine
 from paravt.engines.lockstep import LockstepEngine
 from paravt.episodes import save_episodes
 from paravt.lab.faults import FaultyEngine, forgive
+from paravt.lab.logs import episodes_file
 from paravt.lab.score import true_reports
 from paravt.lab.suite_recipe import EvaluationRecipe
 from paravt.lab.world import GLYPHS, WorldReader, question, world
@@ -83,10 +84,6 @@ async def _evaluate_all(
         await engine.close()
 
 
-def episodes_file(out: Path, budget: int) -> Path:
-    return out / "episodes" / f"K{budget}.jsonl"
-
-
 async def evaluate(
     engine: LockstepEngine, samples: Sequence[Sample], recipe: EvaluationRecipe, budget: int
 ) -> list[Episode]:
@@ -117,4 +114,3 @@ async def evaluate(
         return replace(episode, rewards=rewards)
 
     return list(await asyncio.gather(*(one(sample) for sample in samples)))
-

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paravt.config import SFTRecipe
+from paravt.lab.logs import read_lines
 from paravt.lab.stages import Kind, Stage
 
 _GUESS: Mapping[Kind, float] = {"sft": 0.6, "rl": 8.0, "evaluation": 15.0}
@@ -26,22 +25,15 @@ class Progress:
 def read_progress(stage: Stage, stages: Path) -> Progress:
     directory = stages / stage.name
     if isinstance(stage.recipe, SFTRecipe):
-        logs = [_lines(directory / f"{part.name}.jsonl") for part in stage.recipe.stages]
+        logs = [read_lines(directory / f"{part.name}.jsonl") for part in stage.recipe.stages]
         ends = [log[-1] for log in logs if log]
         return Progress(sum(end["step"] for end in ends), sum(end["seconds"] for end in ends))
     if stage.kind == "rl":
-        rows = _lines(directory / "timings.jsonl")
+        rows = read_lines(directory / "timings.jsonl")
         return Progress(len(rows), sum(row["rollout"] + row["learn"] for row in rows))
     done = len(list((directory / "episodes").glob("K*.jsonl")))
-    finished = _lines(directory / "done.json")
+    finished = read_lines(directory / "done.json")
     return Progress(done, finished[0]["seconds"] if finished else 0.0)
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]  # a line may be half written
-    return [json.loads(line) for line in whole.splitlines()]
 
 
 class Estimates:

@@ -152,7 +152,7 @@ class _Planner:
         }
         evaluation = EvaluationRecipe.model_validate(tree)
         stage = self.plan.add(Stage("evaluation", label, evaluation, source.name, code_hash(_CODE["evaluation"])))
-        self.plan.runs.append(Planned(name, seed, training and training.name, stage.name))
+        self.plan.runs.append(Planned(name, seed, None if training is None else training.name, stage.name))
 
 
 def _evaluation(values: dict[str, object], where: str) -> dict[str, object]:

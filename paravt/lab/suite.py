@@ -23,6 +23,7 @@ from rich.text import Text
 
 from paravt.errors import RecipeError
 from paravt.files import write_whole
+from paravt.lab.logs import last_words
 from paravt.lab.progress import Estimates, chains, time_left
 from paravt.lab.results import write_report
 from paravt.lab.stages import Plan, Stage, is_done, plan_suite, prepare
@@ -140,7 +141,7 @@ class _Suite:
             self.done.add(stage.name)
             self.console.print(Text(f"done    {stage.kind:10} {stage.label} ({took})"))
             return
-        reason = f"{_last_line(self.stages / stage.name / 'log.txt')} (exit code {worker.process.returncode})"
+        reason = last_words(self.stages / stage.name / "log.txt") or f"exit code {worker.process.returncode}"
         self.fail(stage, reason)
 
     def fail(self, stage: Stage, reason: str) -> None:
@@ -163,9 +164,3 @@ class _Suite:
         rest = clock(time_left(chains(self.plan.stages, left), left, self.jobs))
         summary = f"{len(self.done)} of {len(self.plan.stages)} stages done, {len(self.failed)} failed, {rest} left"
         return Group(table, Text(summary, "bold"))
-
-
-def _last_line(log: Path) -> str:
-    """Why a stage failed: the last thing that it said."""
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
-    return next((line.strip() for line in reversed(lines) if line.strip()), "no reason given")

@@ -78,7 +78,7 @@ class RowRecipe(Strict):
     start: Name | None = None
     """The model that the run starts from; None: the suite's `start`."""
     set: tuple[str, ...] = ()
-    evaluation: dict[str, object] = {}
+    evaluation: dict[str, object] = Field(default_factory=dict)
     """Changes to the suite's evaluation."""
     published: Published | None = None
 
@@ -147,7 +147,13 @@ class Mode(Strict):
     """None: all."""
     set: tuple[str, ...] = ()
     """Changes to every recipe of reinforcement learning."""
-    evaluation: dict[str, object] = {}
+    evaluation: dict[str, object] = Field(default_factory=dict)
+
+
+class Section(Strict):
+    title: str
+    also: tuple[Name, ...] = ()
+    """Rows of other sections, shown for comparison."""
 
 
 class SuiteRecipe(Strict):
@@ -157,14 +163,15 @@ class SuiteRecipe(Strict):
     reference: str
     """The recipe whose `episode` models without reinforcement learning are evaluated with."""
     evaluation: Evaluation = Evaluation()
-    sections: dict[Name, str]
-    """Headings of the report, in order."""
+    sections: dict[Name, Section]
+    """Of the report, in order."""
     rows: dict[Name, RowRecipe]
-    doses: dict[str, Dose] = {}
-    contrasts: dict[str, Contrast] = {}
+    doses: dict[str, Dose] = Field(default_factory=dict)
+    contrasts: dict[str, Contrast] = Field(default_factory=dict)
     criteria: tuple[Criterion, ...] = ()
     """Of a start from which plain reinforcement learning is expected to collapse."""
     targets: tuple[Check, ...] = ()
+    """What is hoped for."""
     samples: tuple[Name, ...] = ()
     """Rows whose episodes are shown side by side."""
     modes: dict[Literal["quick", "standard", "full"], Mode]
@@ -182,6 +189,7 @@ class SuiteRecipe(Strict):
         named = [name for dose in self.doses.values() for name in (dose.start, dose.vanilla)]
         named += [name for pair in self.contrasts.values() for name in (pair.strong, pair.weak)]
         named += [name for target in self.targets for name in (target.row, target.above or target.row)]
+        named += [name for section in self.sections.values() for name in section.also]
         named += [*self.samples, *(name for mode in self.modes.values() for name in mode.rows or ())]
         check([*named], self.rows, "rows")
         for name in self.models:

@@ -62,10 +62,12 @@ class Estimates:
 def chains(stages: Mapping[str, Stage], left: Mapping[str, float]) -> dict[str, float]:
     """For each stage that is left, the seconds of the longest chain of stages that begins with it."""
     out: dict[str, float] = {}
-    for name in reversed(list(stages)):  # children come after their parents
-        if name in left:
-            following = [out[s.name] for s in stages.values() if s.parent == name and s.name in out]
-            out[name] = left[name] + max(following, default=0.0)
+    after: dict[str, float] = {}  # the longest chain of the stages that follow each
+    for stage in reversed(list(stages.values())):  # children come after their parents
+        if stage.name in left:
+            out[stage.name] = left[stage.name] + after.get(stage.name, 0.0)
+            if stage.parent is not None:
+                after[stage.parent] = max(after.get(stage.parent, 0.0), out[stage.name])
     return out
 
 

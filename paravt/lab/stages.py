@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -56,7 +58,7 @@ class Stage:
     """The name of the stage that has to be finished first."""
     code: str
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The name of its directory."""
         made_of = f"{self.kind}\n{self.recipe.model_dump_json()}\n{self.code}"
@@ -205,23 +207,36 @@ def run_stage(name: str) -> None:
     write_whole(directory / "done.json", json.dumps({"seconds": round(time.monotonic() - started, 1)}) + "\n")
 
 
-def _end_with_parent() -> None:
-    """The suite holds the other end of standard input: when it is gone, however it went, so is this process."""
-    while os.read(0, 1):
-        pass
+def _receive(names: queue.SimpleQueue[str]) -> None:
+    """Names of stages, one in each line of standard input. The suite holds the other end: when it is gone, however it
+    went, so is this process."""
+    rest = b""
+    while data := os.read(0, 4096):
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            names.put(line.decode())
     os._exit(1)
 
 
 def main() -> None:
-    """A worker: `python -m paravt.lab.stages DIRECTORY NAME`. The last line of its standard error says what failed."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(1)
+    """A worker: `python -m paravt.lab.stages DIRECTORY`. It runs the stages it is told to, and ends with the first
+    that fails; the last line of the stage's `log.txt` says why."""
     os.chdir(sys.argv[1])
-    try:
-        run_stage(sys.argv[2])
-    except (ParaVTError, FloatingPointError, OSError) as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
-        raise SystemExit(1) from None
+    torch.set_num_threads(1)
+    names: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(names,), daemon=True).start()
+    while True:
+        name = names.get()
+        with (Path(name) / "log.txt").open("ab") as log:
+            os.dup2(log.fileno(), sys.stdout.fileno())
+            os.dup2(log.fileno(), sys.stderr.fileno())
+        try:
+            run_stage(name)
+        except (ParaVTError, FloatingPointError, OSError) as error:
+            print(" ".join(str(error).split()), file=sys.stderr)
+            raise SystemExit(1) from None
+        sys.stdout.flush()
+        sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
@@ -30,6 +31,9 @@ from paravt.lab.stages import Plan, Stage, is_done, plan_suite, prepare
 from paravt.lab.suite_recipe import load_suite
 from paravt.provenance import lock_directory, provenance
 from paravt.terminal import clock, printable
+
+_POLL = 0.25
+"""Seconds between two looks at the workers."""
 
 ModeName = Literal["quick", "standard", "full"]
 
@@ -73,11 +77,33 @@ def run_suite(
     return failed
 
 
-@dataclass
 class _Worker:
-    stage: Stage
-    process: subprocess.Popen[bytes]
-    started: float = field(default_factory=time.monotonic)
+    """A process that runs one stage after another: loading the libraries takes as long as a small stage."""
+
+    def __init__(self, stages: Path, log: Path) -> None:
+        command = [sys.executable, "-m", "paravt.lab.stages", str(stages.resolve())]
+        with log.open("ab") as file:  # what it says before its first stage
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=file)
+        self.stage: Stage | None = None
+        self.started = 0.0
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def run(self, stage: Stage) -> None:
+        self.stage, self.started = stage, time.monotonic()
+        if self.process.stdin is not None:
+            with suppress(BrokenPipeError):  # it has just died, which is seen when it is looked at
+                self.process.stdin.write(f"{stage.name}\n".encode())
+                self.process.stdin.flush()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self.process.stdin.close()
 
 
 def run_stages(plan: Plan, stages: Path, jobs: int, console: Console) -> dict[str, str]:
@@ -85,13 +111,14 @@ def run_stages(plan: Plan, stages: Path, jobs: int, console: Console) -> dict[st
     stages.mkdir(parents=True, exist_ok=True)
     suite = _Suite(plan, stages, jobs, console)
     try:
-        with Live(console=console, refresh_per_second=2, get_renderable=suite.render):
+        with Live(console=console, auto_refresh=False) as live:
             while suite.step():
-                time.sleep(0.1)
+                live.update(suite.render(), refresh=True)
+                time.sleep(_POLL)
+            live.update(suite.render(), refresh=True)
     finally:
-        for worker in suite.running.values():
-            worker.process.kill()
-            worker.process.wait()
+        for worker in suite.workers:
+            worker.end()
     return suite.failed
 
 
@@ -100,23 +127,33 @@ class _Suite:
         self.plan, self.stages, self.jobs, self.console = plan, stages, jobs, console
         self.done = {name for name in plan.stages if is_done(stages, name)}
         self.failed: dict[str, str] = {}
-        self.running: dict[str, _Worker] = {}
+        self.workers: list[_Worker] = []
         self.estimates = Estimates(plan.stages.values(), stages)
         if self.done:
             console.print(f"{len(self.done)} of {len(plan.stages)} stages are done already")
 
     def step(self) -> bool:
         """Take note of what ended, start what can start; False when all is over."""
-        for name, worker in list(self.running.items()):
-            if worker.process.poll() is not None:
-                del self.running[name]
-                self.ended(worker)
-        waiting = [s for s in self.plan.stages.values() if s.name not in self.over and s.name not in self.running]
+        for worker in list(self.workers):
+            alive = worker.alive  # before it is looked for what it left
+            if worker.stage is not None and (not alive or is_done(self.stages, worker.stage.name)):
+                self.ended(worker, worker.stage)
+            if not alive:
+                self.workers.remove(worker)
+                worker.end()
+        running = self.running
+        waiting = [s for s in self.plan.stages.values() if s.name not in self.over and s.name not in running]
         ready = [stage for stage in waiting if stage.parent is None or stage.parent in self.done]
-        chain = chains(self.plan.stages, self.left())
-        for stage in sorted(ready, key=lambda stage: -chain[stage.name])[: self.jobs - len(self.running)]:
-            self.start(stage)
+        free = self.jobs - len(running)
+        if free and ready:
+            chain = chains(self.plan.stages, self.left())
+            for stage in sorted(ready, key=lambda stage: -chain[stage.name])[:free]:
+                self.start(stage)
         return bool(self.running)
+
+    @property
+    def running(self) -> dict[str, _Worker]:
+        return {worker.stage.name: worker for worker in self.workers if worker.stage is not None}
 
     @property
     def over(self) -> set[str]:
@@ -126,23 +163,24 @@ class _Suite:
         return {name: self.estimates.left(s) for name, s in self.plan.stages.items() if name not in self.over}
 
     def start(self, stage: Stage) -> None:
-        directory = prepare(stage, self.stages)
-        command = [sys.executable, "-m", "paravt.lab.stages", str(self.stages.resolve()), stage.name]
-        with (directory / "log.txt").open("wb") as log:
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT)
-        self.running[stage.name] = _Worker(stage, process)
+        log = prepare(stage, self.stages) / "log.txt"
+        log.write_bytes(b"")
+        worker = next((worker for worker in self.workers if worker.stage is None and worker.alive), None)
+        if worker is None:
+            worker = _Worker(self.stages, log)
+            self.workers.append(worker)
+        worker.run(stage)
 
-    def ended(self, worker: _Worker) -> None:
-        stage, took = worker.stage, clock(time.monotonic() - worker.started)
+    def ended(self, worker: _Worker, stage: Stage) -> None:
+        worker.stage = None
         self.estimates.refresh([stage])
-        if worker.process.stdin is not None:
-            worker.process.stdin.close()
         if is_done(self.stages, stage.name):
             self.done.add(stage.name)
+            took = clock(time.monotonic() - worker.started)
             self.console.print(Text(f"done    {stage.kind:10} {stage.label} ({took})"))
-            return
-        reason = last_words(self.stages / stage.name / "log.txt") or f"exit code {worker.process.returncode}"
-        self.fail(stage, reason)
+        else:
+            reason = last_words(self.stages / stage.name / "log.txt")
+            self.fail(stage, reason or f"exit code {worker.process.returncode}")
 
     def fail(self, stage: Stage, reason: str) -> None:
         self.failed[stage.name] = reason
@@ -155,10 +193,10 @@ class _Suite:
         table = Table(box=None, pad_edge=False)
         for heading in ("running", "", "done", "left"):
             table.add_column(heading)
-        workers = list(self.running.values())
-        self.estimates.refresh([worker.stage for worker in workers])
-        for worker in workers:
-            stage, done = worker.stage, self.estimates.progress[worker.stage.name].done
+        stages = [self.plan.stages[name] for name in self.running]
+        self.estimates.refresh(stages)
+        for stage in stages:
+            done = self.estimates.progress[stage.name].done
             table.add_row(stage.kind, stage.label, f"{done}/{stage.units}", clock(self.estimates.left(stage)))
         left = self.left()
         rest = clock(time_left(chains(self.plan.stages, left), left, self.jobs))

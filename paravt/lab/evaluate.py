@@ -18,10 +18,10 @@ from paravt.engines.base import Prompt, stable_seed
 from paravt.engines.local import LocalEngine
 from paravt.engines.lockstep import LockstepEngine
 from paravt.episodes import save_episodes
+from paravt.lab.evaluation_recipe import EvaluationRecipe
 from paravt.lab.faults import FaultyEngine, forgive
 from paravt.lab.logs import episodes_file
 from paravt.lab.score import true_reports
-from paravt.lab.suite_recipe import EvaluationRecipe
 from paravt.lab.world import GLYPHS, WorldReader, question, world
 from paravt.models import QwenVL, load_model
 from paravt.provenance import claim_run

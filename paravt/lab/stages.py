@@ -24,6 +24,7 @@ from typing import Literal, TypeAlias
 
 import torch
 import yaml
+from pydantic import ValidationError
 from rich.console import Console
 
 from paravt.config import RLRecipe, SFTRecipe, load_recipe
@@ -31,8 +32,9 @@ from paravt.errors import ParaVTError, RecipeError
 from paravt.files import write_whole
 from paravt.lab.code import code_hash
 from paravt.lab.evaluate import run_evaluation
+from paravt.lab.evaluation_recipe import Evaluation, EvaluationRecipe
 from paravt.lab.factory import train_rl, train_sft
-from paravt.lab.suite_recipe import Evaluation, EvaluationRecipe, Mode, RowRecipe, SuiteRecipe
+from paravt.lab.suite_recipe import Mode, RowRecipe, SuiteRecipe
 
 Kind = Literal["sft", "rl", "evaluation"]
 Recipe: TypeAlias = "SFTRecipe | RLRecipe | EvaluationRecipe"
@@ -160,8 +162,9 @@ class _Planner:
 def _evaluation(values: dict[str, object], where: str) -> dict[str, object]:
     try:
         return Evaluation.model_validate(values).model_dump()
-    except ValueError as error:
-        raise RecipeError(f"{where}: {str(error).splitlines()[1]}: {str(error).splitlines()[2].strip()}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise RecipeError(f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
 
 def _flow(value: dict[str, str]) -> str:

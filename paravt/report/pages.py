@@ -44,8 +44,10 @@ def markdown_line(text: object) -> str:
 
 
 def markdown_block(text: object) -> str:
-    """Lines as a block of code: indented, so that no fence in them can end it."""
-    return "\n".join(f"    {line}" for line in seen(str(text)).split("\n"))
+    """Lines as a block of code, between fences longer than any that they hold."""
+    lines = seen(str(text))
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", lines)), default=0))
+    return f"{fence}text\n{lines}\n{fence}"
 
 
 def seen(text: str) -> str:

@@ -117,7 +117,7 @@ class _Planner:
     def __init__(self, suite: SuiteRecipe, path: Path, mode: Mode) -> None:
         self.suite, self.path, self.mode = suite, path, mode
         self.plan = Plan()
-        self.reference = self.rl_recipe(suite.reference, [])
+        self.reference = self.rl_recipe(suite.reference, mode.set)
 
     def rl_recipe(self, file: str, changes: Sequence[str]) -> RLRecipe:
         return load_recipe(RLRecipe, self.path.parent / file, changes)

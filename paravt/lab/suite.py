@@ -179,8 +179,8 @@ class _Suite:
             took = clock(time.monotonic() - worker.started)
             self.console.print(Text(f"done    {stage.kind:10} {stage.label} ({took})"))
         else:
-            reason = last_words(self.stages / stage.name / "log.txt")
-            self.fail(stage, reason or f"exit code {worker.process.returncode}")
+            said, code = last_words(self.stages / stage.name / "log.txt"), worker.process.returncode
+            self.fail(stage, said if said and code > 0 else f"ended with code {code}; last said: {said or 'nothing'}")
 
     def fail(self, stage: Stage, reason: str) -> None:
         self.failed[stage.name] = reason

@@ -19,8 +19,10 @@ from typing import Any
 import pytest
 import yaml
 from rich.console import Console
+from typer.testing import CliRunner
 
 from paravt.ask import shipped_model
+from paravt.cli import app
 from paravt.errors import DataError, RecipeError
 from paravt.lab.intervals import estimate
 from paravt.lab.numbers import evaluation_numbers, training_numbers
@@ -232,6 +234,12 @@ def test_an_evaluation_that_cannot_be_names_its_row(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"rows\.wrong\.evaluation: dispatch") as caught:
         run_suite(tmp_path / "out", QUIET, "quick", file=path)
     assert "\n" not in str(caught.value)
+
+
+def test_quick_and_full_exclude_each_other() -> None:
+    done = CliRunner().invoke(app, ["lab", "run", "--quick", "--full"])
+    assert done.exit_code == 2
+    assert "not both" in done.output
 
 
 def test_means_leave_out_seeds_without_a_value() -> None:

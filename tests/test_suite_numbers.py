@@ -212,6 +212,14 @@ def test_the_suite_of_the_package_can_be_planned() -> None:
     assert (full.seed, full.episode.think_prefix, sft.episode.think_prefix) == (1, True, False)
 
 
+def test_a_row_can_have_fewer_seeds_than_the_suite() -> None:
+    suite, path = load_suite()
+    rows = {**suite.rows, "sft": suite.rows["sft"].model_copy(update={"seeds": 2})}
+    changed = suite.model_copy(update={"rows": rows})
+    plan = plan_suite(changed, path, suite.modes["quick"], ["base", "sft"], 3)
+    assert Counter(run.row for run in plan.runs) == {"base": 3, "sft": 2}
+
+
 def test_a_name_says_what_a_stage_is_made_of() -> None:
     suite, path = load_suite()
     plan = plan_suite(suite, path, suite.modes["quick"], ["vanilla"], 1)

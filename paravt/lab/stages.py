@@ -109,7 +109,8 @@ def plan_suite(suite: SuiteRecipe, path: Path, mode: Mode, rows: Sequence[str], 
     planner = _Planner(suite, path, mode)
     for seed in range(seeds):
         for name in rows:
-            planner.row(name, suite.rows[name], seed)
+            if seed < (suite.rows[name].seeds or seeds):
+                planner.row(name, suite.rows[name], seed)
     return planner.plan
 
 

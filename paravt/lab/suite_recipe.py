@@ -47,6 +47,8 @@ class RowRecipe(Strict):
     start: Name | None = None
     """The model that the run starts from; None: the suite's `start`."""
     set: tuple[str, ...] = ()
+    seeds: Positive | None = None
+    """At most so many, whatever the suite's number is."""
     evaluation: dict[str, object] = Field(default_factory=dict)
     """Changes to the suite's evaluation."""
     published: Published | None = None

@@ -86,14 +86,29 @@ def section_tables(table: Table, name: str) -> list[Shown]:
         return []
     budgets = sorted({int(column.partition("/K")[2]) for row in rows for numbers in row.numbers.values()
                       for column in numbers if column.startswith("kappa/K")})  # fmt: skip
+    runs = trained(rows) if any(row.row.section == name for row in trained(rows)) else []
     by_budget = {f"{what}, K = {k}": f"{what}/K{k}" for what in ("accuracy", "kappa") for k in budgets}
     found = [
         _with_published(shown("The last checkpoint, all K together", rows, EVALUATED), rows),
         shown("The last checkpoint, by K", rows, by_budget),
-        shown("In training: means over all steps, and over the last tenth", rows, TRAINED),
-        shown("The last checkpoint: share of turns by what is wrong with them", rows, _FAILURES),
+        shown("In training: means over all steps, and over the last tenth", runs, TRAINED),
+        shown("The last checkpoint: share of turns by what is wrong with them", rows, _seen(rows, _FAILURES)),
     ]
     return [one for one in found if one.lines and len(one.heads) > 2]
+
+
+def trained(rows: Sequence[RowResult]) -> list[RowResult]:
+    """Those with a training of their own: a row that is only evaluated in another way shares that of another row."""
+    return [row for row in rows if row.row.recipe is not None and not row.row.evaluation]
+
+
+def _seen(rows: Sequence[RowResult], columns: Mapping[str, str]) -> dict[str, str]:
+    """The columns that are not 0 everywhere."""
+    return {
+        head: column
+        for head, column in columns.items()
+        if any((found := row.estimate(column)) is not None and any(found.values) for row in rows)
+    }
 
 
 def shown(title: str, rows: Sequence[RowResult], columns: Mapping[str, str]) -> Shown:

@@ -15,7 +15,7 @@ from paravt.chat import seconds
 from paravt.episodes import load_episodes
 from paravt.files import write_whole
 from paravt.lab.claims import Claim, all_claims, criterion_met, met
-from paravt.lab.columns import collapse_table, contrast_table, section_tables
+from paravt.lab.columns import collapse_table, contrast_table, section_tables, trained
 from paravt.lab.intervals import estimate
 from paravt.lab.logs import episodes_file
 from paravt.lab.table import RowResult, Table, read_table
@@ -147,8 +147,8 @@ def draw(table: Table) -> dict[str, bytes]:
     out = {}
     for name in table.suite.sections:
         rows = [row for row in table.rows.values() if row.row.section == name]
-        if any(row.curves for row in rows):
-            out[f"curves-{name}"] = plot_bands(_curves(rows, _PANELS), "step")
+        if any(row.curves for row in trained(rows)):
+            out[f"curves-{name}"] = plot_bands(_curves(trained(rows), _PANELS), "step")
         if any(row.numbers for row in rows):
             out[f"budgets-{name}"] = plot_bands(_budgets(rows), "K", log_x=True)
     pairs = table.suite.contrasts.values()

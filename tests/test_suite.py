@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -51,8 +52,8 @@ SUITE: dict[str, Any] = {
     "rows": {
         "sft": {"model": "dose", "published": {"f": 0.13, "kappa": 2.5}},
         "vanilla": {"recipe": str(RECIPES / "rl" / "vanilla.yaml")},
-        "full": {"recipe": str(RECIPES / "rl" / "full.yaml")},
-        "wrong": {"section": "peers", "recipe": str(RECIPES / "rl" / "full.yaml"),
+        "full": {"recipe": str(RECIPES / "rl" / "full.yaml"), "set": ["budget_weights=pass_rate"]},
+        "wrong": {"section": "peers", "recipe": str(RECIPES / "rl" / "full.yaml"), "set": ["budget_weights=pass_rate"],
                   "evaluation": {"dispatch": "sequential", "faults": {"calls": 1}}},
         "broken": {"model": "broken"},
     },
@@ -190,7 +191,8 @@ def test_a_hostile_model_is_only_text(out: Path, tmp_path: Path) -> None:
     assert "&lt;script&gt;alert(1)" in html
     assert "<img src=x" not in html
     outside = "".join(part for n, part in enumerate(text.split("````")) if n % 2 == 0)
-    assert "<script" not in outside
+    assert "script" in outside
+    assert not re.search(r"(?<!\\)<", outside)  # all of it is escaped
     assert "\u202e" not in html + text
 
 

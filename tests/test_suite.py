@@ -219,7 +219,7 @@ def test_a_row_that_does_not_exist_is_named(suite: Path, tmp_path: Path) -> None
         ({"rows": {"a": {"model": "dose", "recipe": "x.yaml"}}}, "not both"),
         ({"rows": {"a": {"section": "x", "model": "dose"}}}, "there is no"),
         ({"targets": [{"name": "n", "row": "full", "column": "f"}]}, "needs at_least"),
-        ({"models": {"dose": {"recipe": "sft.yaml", "start": "dose"}}}, "starts from itself"),
+        ({"models": {**SUITE["models"], "dose": {"recipe": "sft.yaml", "start": "dose"}}}, "starts from itself"),
     ],
 )
 def test_a_suite_that_cannot_be_is_refused_in_one_line(tmp_path: Path, change: dict[str, Any], message: str) -> None:

@@ -85,12 +85,29 @@ def group_advantages(rewards: Sequence[float | None], *, std: bool = True, toler
     return GroupAdvantages(tuple(advantages), False, scored)
 
 
-def draw_frame_budget(run_seed: int, sample_id: str, visit: int, choices: Sequence[int] = FRAME_BUDGETS) -> int:
-    """nFrames gating: K, uniform over `choices`, for all episodes of a prompt at its `visit`-th visit.
+def draw_frame_budget(
+    run_seed: int,
+    sample_id: str,
+    visit: int,
+    choices: Sequence[int] = FRAME_BUDGETS,
+    weights: Sequence[float] | None = None,
+) -> int:
+    """nFrames gating: K, drawn from `choices` for all episodes of a prompt at its `visit`-th visit; uniform without
+    `weights`.
 
     The same in every process and on every machine. Source: paper, K ~ Uniform{4, 8, 16, 32, 64}.
     """
-    return choices[stable_seed("frame budget", run_seed, visit, sample_id) % len(choices)]
+    number = stable_seed("frame budget", run_seed, visit, sample_id)
+    if weights is None:
+        return choices[number % len(choices)]
+    edges = np.cumsum(weights) / np.sum(weights)
+    return choices[int(np.searchsorted(edges[:-1], number / 2**63, side="right"))]
+
+
+def pass_rate_weights(rates: Sequence[float | None], floor: float = 0.05) -> list[float]:
+    """Weights of frame budgets from the accuracy at each: p (1 - p), the variance that a group's signal comes from,
+    and at least `floor`. A budget that was not seen counts as one that is passed half of the time."""
+    return [max(floor, p * (1 - p)) for p in (0.5 if rate is None else rate for rate in rates)]
 
 
 # ---------------------------------------------------------------------------------------------------- the anchor

@@ -263,6 +263,51 @@ def lab_score(
     run_score(model, questions, frames, Console())
 
 
+@lab.command("run", epilog="Exit codes: 0 all stages done, 1 some failed, 2 usage or a suite that is not valid.")
+def lab_run(
+    quick: Annotated[bool, typer.Option("--quick", help="One seed, the six main rows.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Every row, five seeds, all further measurements.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Another number of seeds.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="A row to run; repeat it for each.", metavar="ROW")] = None,
+    out: Annotated[Path, typer.Option(help="The suite's directory: finished stages in it are kept.")] = Path(
+        "runs/suite"
+    ),
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes, of one thread each. Default: all cores.")] = None,
+    suite: Annotated[Path | None, typer.Option(help="Another suite than the package's recipes/lab/suite.yaml.")] = None,
+) -> None:
+    """Train and measure every row of the ablation, and write a report.
+
+    Stopped at any moment, the same command goes on. The report is about the rows of the last command.
+    """
+    if quick and full:
+        raise typer.BadParameter("give --quick or --full, not both")
+    from paravt.lab.suite import run_suite
+
+    failed = run_suite(
+        out,
+        Console(stderr=True),
+        mode="quick" if quick else "full" if full else "standard",
+        seeds=seeds,
+        only=only or (),
+        jobs=jobs,
+        file=suite,
+    )
+    typer.echo(out / "report.html")
+    if failed:
+        raise typer.Exit(1)
+
+
+@lab.command("report")
+def lab_report(
+    directory: Annotated[Path, typer.Argument(help="The directory of a suite.", show_default=False)],
+) -> None:
+    """Write the report of a suite anew, from its files alone."""
+    from paravt.lab.results import write_report
+
+    write_report(directory)
+    typer.echo(directory / "report.html")
+
+
 def main() -> None:
     """The entry point: failures of the project's own become one line and an exit code."""
     try:

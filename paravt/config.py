@@ -321,6 +321,9 @@ class RLRecipe(Strict):
     """nFrames gating: K is drawn anew for each prompt and visit."""
     frame_budgets: Annotated[tuple[Positive, ...], Field(min_length=1)] = FRAME_BUDGETS
     """What K is drawn from with gating."""
+    budget_weights: tuple[Annotated[float, Field(gt=0)], ...] | Literal["pass_rate"] | None = None
+    """Of `frame_budgets`: fixed, or those that `pass_rate_weights` gives for the recent accuracy at each K. None:
+    uniform."""
     reward: RewardConfig = RewardConfig()
     """What is paid."""
     judge: JudgeRecipe | None = None
@@ -366,6 +369,10 @@ class RLRecipe(Strict):
             raise ValueError("anchor.credit: sequence needs reward.format_weight and reward.anchor_weight")
         if self.anchor.credit != "sequence" and self.reward.anchor_weight:
             raise ValueError("reward.anchor_weight is paid with anchor.credit: sequence only")
+        if isinstance(self.budget_weights, tuple) and len(self.budget_weights) != len(self.frame_budgets):
+            raise ValueError(f"budget_weights: {len(self.budget_weights)} for {len(self.frame_budgets)} frame_budgets")
+        if self.budget_weights is not None and not self.gating:
+            raise ValueError("budget_weights need gating: true")
         if self.deterministic and self.episode.call_timeout is not None:
             raise ValueError("deterministic runs have no time-outs: unset episode.call_timeout")
         return self
@@ -387,6 +394,7 @@ class RLRecipe(Strict):
             reward=self.reward,
             run_seed=self.seed,
             frame_budgets=self.frame_budgets if self.gating else None,
+            budget_weights=self.budget_weights if isinstance(self.budget_weights, tuple) else None,
             max_concurrent=self.rollout.max_concurrent,
         )
 

@@ -12,9 +12,24 @@ import numpy as np
 
 from paravt.errors import DataError
 from paravt.files import write_whole
-from paravt.types import BadToolCall, Episode, Frame, ToolCall
+from paravt.types import (
+    BadToolCall,
+    Crop,
+    Episode,
+    EpisodeError,
+    Frame,
+    Sample,
+    Score,
+    Segment,
+    ToolCall,
+    Trace,
+    Turn,
+    Usage,
+    Window,
+)
 
 FORMAT = 1
+_NO_PIXELS = np.zeros((0, 0, 3), np.uint8)
 
 
 def episode_to_dict(episode: Episode) -> dict[str, Any]:
@@ -39,6 +54,71 @@ def save_episodes(episodes: Iterable[tuple[str, Episode]], path: Path) -> None:
     path.parent.mkdir(exist_ok=True)
     rows = (json.dumps({"group": group, **episode_to_dict(episode)}) for group, episode in episodes)
     write_whole(path, "".join(f"{row}\n" for row in rows))
+
+
+def load_episodes(path: Path) -> list[Episode]:
+    """The episodes of a JSONL file, in order. Raises DataError, with the line's number, for what is no episode."""
+    out = []
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    out.append(episode_from_dict(json.loads(line)))
+                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                    raise DataError(f"{path}:{number}: not an episode: {error}") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+    return out
+
+
+def episode_from_dict(row: Mapping[str, Any]) -> Episode:
+    """What `episode_to_dict` wrote. Frames have their times and keys, and no pixels."""
+    if row.get("format") != FORMAT:
+        raise ValueError(f"format {row.get('format')}, expected {FORMAT}")
+    fields = {f.name: row[f.name] for f in dataclasses.fields(Episode)}
+    sample = row["sample"]
+    return Episode(
+        **fields
+        | {
+            "sample": Sample(**{**sample, "options": tuple(sample["options"])}),
+            "main": _trace(row["main"]),
+            "turns": tuple(Turn(**{**turn, "calls": tuple(map(_call, turn["calls"]))}) for turn in row["turns"]),
+            "crops": tuple(map(_crop, row["crops"])),
+            "overview_times": tuple(row["overview_times"]),
+            "rewards": {name: Score(**score) for name, score in row["rewards"].items()},
+            "errors": tuple(EpisodeError(**error) for error in row["errors"]),
+        }
+    )
+
+
+def _trace(row: Mapping[str, Any]) -> Trace:
+    return Trace(**{**row, "segments": tuple(map(_segment, row["segments"]))})
+
+
+def _segment(row: Mapping[str, Any]) -> Segment:
+    changed: dict[str, Any] = {
+        "ids": tuple(row["ids"]),
+        "logprobs": None if row["logprobs"] is None else tuple(row["logprobs"]),
+        "images": tuple(Frame(image["time"], _NO_PIXELS, image["key"]) for image in row["images"]),
+        "usage": Usage(**row["usage"]) if row["usage"] else None,
+    }
+    return Segment(**{**row, **changed})
+
+
+def _crop(row: Mapping[str, Any]) -> Crop:
+    changed: dict[str, Any] = {
+        "call": _call(row["call"]),
+        "window": Window(**row["window"]) if row["window"] else None,
+        "trace": _trace(row["trace"]) if row["trace"] else None,
+        "frame_times": tuple(row["frame_times"]),
+        "missing": tuple(row["missing"]),
+    }
+    return Crop(**{**row, **changed})
+
+
+def _call(row: Mapping[str, Any]) -> ToolCall | BadToolCall:
+    values = {name: value for name, value in row.items() if name != "kind"}
+    return ToolCall(**values) if row["kind"] == "call" else BadToolCall(**values)
 
 
 def _plain(value: Any) -> Any:

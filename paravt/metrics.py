@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,11 @@ class MetricsFile:
     def rows(self) -> list[dict[str, Any]]:
         lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
         return [json.loads(line) for line in lines]
+
+
+def latest(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[float | None]:
+    """The last value of each name in the rows of a metrics file; None if there is none."""
+    return [next((row[name] for row in reversed(rows) if row.get(name) is not None), None) for name in names]
 
 
 def _step(line: str) -> float:

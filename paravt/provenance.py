@@ -38,13 +38,8 @@ def claim_run(out: Path, recipe: str) -> IO[str]:
     Raises RecipeError if the directory holds a run of another recipe, is in use, or cannot be written to.
     """
     made = out / "recipe.json"
+    lock = lock_directory(out)
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        lock = (out / ".lock").open("w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RecipeError(f"{out}: another process is running there") from None
         if not made.exists():
             write_whole(made, recipe + "\n")
         elif made.read_text(encoding="utf-8") != recipe + "\n":
@@ -53,6 +48,22 @@ def claim_run(out: Path, recipe: str) -> IO[str]:
         return lock
     except OSError as error:
         raise RecipeError(f"{out}: cannot be written to: {error.strerror or error}") from error
+
+
+def lock_directory(out: Path) -> IO[str]:
+    """Make a directory, which is this process's own for as long as the returned file is open.
+
+    Raises RecipeError if it is in use or cannot be written to.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = (out / ".lock").open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RecipeError(f"{out}: another process is running there") from None
+    except OSError as error:
+        raise RecipeError(f"{out}: cannot be written to: {error.strerror or error}") from error
+    return lock
 
 
 def _git(*arguments: str) -> str | None:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn
 from rich.text import Text
 
-from paravt.algo import CreditConfig, batch_marks_mean, loss_weights, rows_from_group
+from paravt.algo import CreditConfig, batch_marks_mean, loss_weights, pass_rate_weights, rows_from_group
 from paravt.checkpoint import check_room, choose_checkpoint, load_checkpoint, save_checkpoint
 from paravt.config import RLRecipe
 from paravt.data import Cursor, SampleStream
@@ -28,7 +28,7 @@ from paravt.engines.lockstep import LockstepEngine
 from paravt.episodes import save_episodes
 from paravt.judge import Judge
 from paravt.learner import Learner, StepMetrics
-from paravt.metrics import MetricsFile, Truth, learner_metrics, rollout_metrics
+from paravt.metrics import MetricsFile, Truth, latest, learner_metrics, rollout_metrics
 from paravt.models import load_model
 from paravt.provenance import claim_run
 from paravt.report import plot_run
@@ -149,12 +149,14 @@ class _Run:
         """The groups of a step. With refills, groups without a signal are replaced by those of new prompts, but stay
         in the batch themselves: their anchor marks still teach."""
         groups: list[Group] = []
+        config = self.config
+        if self.recipe.budget_weights == "pass_rate":
+            rates = latest(self.metrics.rows(), [f"accuracy/K{budget}" for budget in self.recipe.frame_budgets])
+            config = dataclasses.replace(config, budget_weights=tuple(pass_rate_weights(rates)))
         wanted = self.recipe.rollout.prompts
         for _ in range(1 + self.recipe.rollout.max_refills):
             prompts = self.stream.take(wanted)
-            groups += await rollout(
-                prompts, self.engine, self.reader, self.config, step, self.judge, around=self.around
-            )
+            groups += await rollout(prompts, self.engine, self.reader, config, step, self.judge, around=self.around)
             wanted = self.recipe.rollout.prompts - sum(group.informative for group in groups)
             if wanted <= 0:
                 break

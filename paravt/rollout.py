@@ -24,6 +24,8 @@ class RolloutConfig:
     run_seed: int
     frame_budgets: tuple[int, ...] | None = None
     """Of nFrames gating; None: `episode.frame_budget` always."""
+    budget_weights: tuple[float, ...] | None = None
+    """Of `frame_budgets`; None: uniform."""
     max_concurrent: int = 64
 
 
@@ -64,7 +66,7 @@ async def rollout(
     async def one(sample: Sample, visit: int, number: int) -> Episode:
         budget = config.episode.frame_budget
         if config.frame_budgets is not None:
-            budget = draw_frame_budget(config.run_seed, sample.id, visit, config.frame_budgets)
+            budget = draw_frame_budget(config.run_seed, sample.id, visit, config.frame_budgets, config.budget_weights)
         seed = stable_seed(config.run_seed, step, visit, number)
         async with slots:
             with around():

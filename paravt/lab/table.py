@@ -1,0 +1,108 @@
+"""The results of a suite, read from its directory: for each row its numbers for every seed, and means over seeds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from paravt.episodes import load_episodes
+from paravt.errors import DataError
+from paravt.lab.intervals import Estimate, estimate
+from paravt.lab.logs import last_words, read_lines
+from paravt.lab.numbers import Numbers, evaluation_numbers, training_numbers
+from paravt.lab.suite_recipe import RowRecipe, SuiteRecipe
+from paravt.types import Episode
+
+
+@dataclass(frozen=True)
+class RowResult:
+    name: str
+    row: RowRecipe
+    numbers: Mapping[int, Numbers]
+    """By seed; those that are finished."""
+    curves: Mapping[int, list[dict[str, Any]]]
+    """The lines of `metrics.jsonl` by seed, finished or not; empty for rows without training."""
+    evaluations: Mapping[int, Path]
+    """Where the episodes of each seed are."""
+
+    def estimate(self, column: str) -> Estimate | None:
+        return estimate([numbers.get(column) for numbers in self.numbers.values()])
+
+
+@dataclass(frozen=True)
+class Table:
+    mode: str
+    seeds: int
+    suite: SuiteRecipe
+    versions: Mapping[str, str]
+    rows: Mapping[str, RowResult]
+    """In the order of the suite's file, those that were asked for."""
+    unfinished: tuple[str, ...] = field(default=())
+    """Stages without a result, each with what is known of why."""
+
+    @property
+    def budgets(self) -> list[int]:
+        """The K of the evaluations."""
+        return sorted({int(c.removeprefix("kappa/K")) for row in self.rows.values() for numbers in row.numbers.values()
+                       for c in numbers if c.startswith("kappa/K")}) or list(self.suite.evaluation.budgets)  # fmt: skip
+
+    def get(self, row: str, column: str) -> Estimate | None:
+        return self.rows[row].estimate(column) if row in self.rows else None
+
+
+def read_table(directory: Path) -> Table:
+    """Everything that the files of a suite say. Raises DataError if there is no suite, or a file is not readable."""
+    path = directory / "plan.json"
+    try:
+        plan = json.loads(path.read_text(encoding="utf-8"))
+        suite = SuiteRecipe.model_validate(plan["suite"])
+        names = [name for name in suite.rows if name in plan["rows"]]
+        runs = {name: [run for run in plan["runs"] if run["row"] == name] for name in names}
+        labels: dict[str, str] = plan["labels"]
+        mode, seeds, versions = plan["mode"], plan["seeds"], plan["versions"]
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}; is {directory} the directory of a suite?") from error
+    except (ValueError, KeyError, TypeError, ValidationError) as error:
+        raise DataError(f"{path}: not the plan of a suite of this version: {error!s:.100}") from error
+    stages = directory / "stages"
+    rows = {name: _read_row(name, suite.rows[name], runs[name], stages) for name in names}
+    unfinished = [name for name in labels if not (stages / name / "done.json").exists()]
+    return Table(
+        mode, seeds, suite, versions, rows, tuple(f"{labels[name]}: {_reason(stages / name)}" for name in unfinished)
+    )
+
+
+def _read_row(name: str, row: RowRecipe, runs: list[dict[str, Any]], stages: Path) -> RowResult:
+    numbers: dict[int, Numbers] = {}
+    curves: dict[int, list[dict[str, Any]]] = {}
+    evaluations: dict[int, Path] = {}
+    for run in runs:
+        seed, training, evaluation = run["seed"], run["training"], stages / run["evaluation"]
+        if training is not None and (lines := read_lines(stages / training / "metrics.jsonl")):
+            curves[seed] = lines
+        if (evaluation / "done.json").exists():
+            evaluations[seed] = evaluation
+            numbers[seed] = evaluation_numbers(read_evaluation(evaluation)) | _seconds(evaluation)
+            if training is not None:
+                numbers[seed] |= training_numbers(curves.get(seed, []), read_lines(stages / training / "timings.jsonl"))
+    return RowResult(name, row, numbers, curves, evaluations)
+
+
+def read_evaluation(directory: Path) -> list[Episode]:
+    """All episodes of an evaluation, the smallest K first."""
+    files = sorted((directory / "episodes").glob("K*.jsonl"), key=lambda path: int(path.stem[1:]))
+    return [episode for file in files for episode in load_episodes(file)]
+
+
+def _seconds(evaluation: Path) -> Numbers:
+    return {"seconds": json.loads((evaluation / "done.json").read_text(encoding="utf-8"))["seconds"]}
+
+
+def _reason(stage: Path) -> str:
+    said = last_words(stage / "log.txt")
+    return f"not finished; last said: {said}" if said else "not started"

@@ -126,6 +126,9 @@ class RolloutRecipe(Strict):
     """Episodes at a time."""
     max_refills: Annotated[int, Field(ge=0)] = 0
     """Dynamic sampling: how often groups that teach nothing are replaced by new prompts, in a step."""
+    max_staleness: Annotated[int, Field(ge=0)] = 0
+    """k: how many policy versions older than the learner's an episode that is learned from may be. 0 is on-policy; with
+    more, k further steps are sampled while the learner works, by a copy of the model."""
 
 
 class EpisodeRecipe(Strict):
@@ -180,7 +183,7 @@ class RLRecipe(Strict):
     token_budget: Positive = 16_384
     activation_checkpointing: bool = False
     deterministic: bool = False
-    """The same numbers in every run (one process, local engine): batches do not depend on timing."""
+    """The same numbers in every run with as many processes: batches do not depend on timing."""
     threads: Positive | None = None
     watch: WatchConfig = WatchConfig()
     trackers: tuple[TrackerName, ...] = ()
@@ -198,6 +201,8 @@ class RLRecipe(Strict):
             raise ValueError("reward.anchor_weight is paid with anchor.credit: sequence only")
         if self.deterministic and self.episode.call_timeout is not None:
             raise ValueError("deterministic runs have no time-outs: unset episode.call_timeout")
+        if self.deterministic and self.rollout.max_staleness:
+            raise ValueError("deterministic runs do not run ahead: rollout.max_staleness must be 0")
         return self
 
     def learner_config(self) -> LearnerConfig:

@@ -285,7 +285,8 @@ class Learner:
 
     def weights(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """Full weights on the CPU under the model's own names, adapters merged, tied ones once: for an engine."""
-        state = {name.removeprefix("module."): _full(t) for name, t in self.scorer.state_dict().items()}
+        gathered = dtype if self.peft is None else None  # merging takes all the digits there are
+        state = {name.removeprefix("module."): _full(t, gathered) for name, t in self.scorer.state_dict().items()}
         state = _merged(self.model.module, state) if self.peft is not None else state
         tied = set(self.model.module.all_tied_weights_keys)
         return {name: tensor.to(dtype or tensor.dtype) for name, tensor in state.items() if name not in tied}
@@ -322,9 +323,9 @@ class Learner:
             dist.barrier(group=self.mesh.get_group())
 
 
-def _full(tensor: Tensor) -> Tensor:
+def _full(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return whole.detach().to("cpu", copy=True)
+    return whole.detach().to("cpu", dtype or whole.dtype, copy=True)
 
 
 def add_adapters(module: Any, lora: LoRA, *, keep_dtype: bool) -> Any:

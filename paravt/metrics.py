@@ -55,6 +55,17 @@ def rollout_metrics(groups: Sequence[Group], truth: Truth | None = None) -> dict
     return out
 
 
+def staleness_metrics(groups: Sequence[Group], version: int, dropped: int) -> dict[str, float]:
+    """How many versions the policies that sampled are behind the one that learns, by the oldest token of each group."""
+    behind = [group.staleness(version) for group in groups]
+    return {"staleness/mean": mean(behind), "staleness/max": max(behind, default=math.nan), "stale_groups": dropped}
+
+
+def sampled_tokens(groups: Sequence[Group]) -> int:
+    """Of main traces and sub-agents."""
+    return sum(t.sampled_tokens for group in groups for episode in group.episodes for t in episode.traces)
+
+
 def learner_metrics(step: StepMetrics) -> dict[str, float]:
     return {
         "loss": step.loss,

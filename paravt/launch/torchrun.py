@@ -1,0 +1,46 @@
+"""Several processes on this machine, started and watched by torch's own launcher (what `torchrun` runs).
+
+Several machines: `torchrun --nnodes ... -m paravt.rl RECIPE --out DIR` on each, with a directory that all of them see.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import uuid
+from collections.abc import Sequence
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from paravt.errors import WorkerError
+
+
+def start(module: str, arguments: Sequence[str], processes: int) -> None:
+    """Run `python -m module arguments` in each process, and wait for them. If one fails, all are ended.
+
+    A process that fails says why itself: then this exits with its code. Raises WorkerError for one that was killed.
+    """
+    # Its own account of a failure would come after that line, and is a screen long.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=processes,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        shutdown_timeout=5,
+        virtual_local_rank=True,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", module, *arguments)
+    except ChildFailedError as error:
+        # Those that only heard of a failure leave with 1: the largest code is that of the first.
+        codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        if max(codes.values()) > 0:
+            raise SystemExit(max(codes.values())) from None
+        rank, code = min(codes.items(), key=lambda item: item[1] == -signal.SIGTERM)  # SIGTERM ends the others
+        raise WorkerError(f"process {rank} of {processes} was killed ({signal.Signals(-code).name})") from None

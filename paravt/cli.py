@@ -181,7 +181,7 @@ def rl(
         from paravt.dry_run import estimate
         from paravt.terminal import show_dry_run
 
-        show_dry_run(Console(), estimate(loaded, ranks), ranks)
+        show_dry_run(Console(), estimate(loaded, max(ranks, nproc)))
         return
     if nproc > 1:
         from paravt.launch.torchrun import start

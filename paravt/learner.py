@@ -273,8 +273,7 @@ class Learner:
             return scorer
         dtype = self.config.param_dtype
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
-        inner = scorer.module.model
-        for block in (*inner.visual.blocks, *inner.language_model.layers):
+        for block in sharded_blocks(scorer.module):
             fully_shard(block, mesh=self.mesh, mp_policy=policy)
         fully_shard(scorer, mesh=self.mesh, mp_policy=policy)
         return scorer
@@ -310,8 +309,7 @@ class Learner:
         module.load_state_dict(state, strict=False, assign=True)  # tied weights have no entry of their own
         module.tie_weights()
         module.generation_config = trained.generation_config
-        module.save_pretrained(directory)
-        self.model.processor.save_pretrained(directory)
+        QwenVL(module, self.model.processor).save(directory)
 
     @property
     def first(self) -> bool:
@@ -321,6 +319,11 @@ class Learner:
     def barrier(self) -> None:
         if self.mesh is not None:
             dist.barrier(group=self.mesh.get_group())
+
+
+def sharded_blocks(module: Any) -> list[nn.Module]:
+    """What is sharded on its own, and gathered only while it runs; the rest is the root's."""
+    return [*module.model.visual.blocks, *module.model.language_model.layers]
 
 
 def _full(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:

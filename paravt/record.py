@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from rich.console import Console
-from rich.progress import Progress, TextColumn
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import Progress
 from rich.text import Text
 
 from paravt.config import RLRecipe
 from paravt.episodes import save_episodes
 from paravt.metrics import MetricsFile
 from paravt.report import plot_run
-from paravt.rollout import Group
+from paravt.rollout import Group as Episodes
 from paravt.trackers import open_tracker
 from paravt.watch import Watch
 
@@ -46,24 +47,24 @@ class Record:
         self._timings.cut(done)
         self._watch = Watch(recipe.watch)
         self._trackers = [open_tracker(name, out, recipe.model_dump()) for name in recipe.trackers]
-        columns = (*Progress.get_default_columns(), TextColumn("{task.fields[shown]}"))
-        self._progress = Progress(*columns, console=console)
-        self._task = self._progress.add_task("rl", total=recipe.steps, completed=done, shown="")
+        self._progress = Progress(console=console)
+        self._task = self._progress.add_task("rl", total=recipe.steps, completed=done)
+        self._live = Live(self._progress, console=console)
 
     def __enter__(self) -> Record:
-        self._progress.start()
+        self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        self._live.stop()
         for tracker in self._trackers:
             tracker.close()
         if self._metrics.path.exists():
             plot_run(self._metrics.path, self._out / "curves.png")
 
-    def add(self, step: int, values: dict[str, float], timings: dict[str, float], groups: Sequence[Group]) -> bool:
+    def add(self, step: int, values: dict[str, float], timings: dict[str, float], groups: Sequence[Episodes]) -> bool:
         """Write down a step; True if the collapse watch ends the run.
 
         `values` are the same in every run where runs are deterministic; `timings` are not, and have their own file.
@@ -77,7 +78,8 @@ class Record:
         for tracker in self._trackers:
             tracker.log(step, every)
         shown = " ".join(f"{name} {every[key]:.3g}" for name, key in _SHOWN.items() if key in every)
-        self._progress.update(self._task, completed=step, shown=shown)
+        self._progress.update(self._task, completed=step)
+        self._live.update(Group(self._progress, Text(shown, "dim")))
         warnings = self._watch.look(step, values)
         for warning in warnings:
             self._console.print(Text(f"warning: {warning}", "bold red"))

@@ -72,7 +72,8 @@ class _Run:
         if recipe.threads is not None:
             torch.set_num_threads(recipe.threads)
         torch.manual_seed(recipe.seed)  # of the adapters, which are the same in every process
-        self.recipe, self.out, self.console, self.ranks, self.truth = recipe, out, console, ranks, truth
+        self.recipe, self.out, self.ranks, self.truth = recipe, out, ranks, truth
+        self.console = console if ranks.first else Console(quiet=True)
         self.stream = SampleStream(samples, recipe.seed)
         device = ranks.device(recipe.model.device)
         model = sampled = load_model(recipe.model.path, recipe.model.dtype, device)

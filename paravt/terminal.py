@@ -118,19 +118,31 @@ def problems(episode: Episode) -> list[str]:
     return [f"overview: {error.message}" for error in frames] + other
 
 
-def show_dry_run(console: Console, plan: DryRun, ranks: int) -> None:
+def show_dry_run(console: Console, run: DryRun) -> None:
     def gigabytes(size: int) -> str:
         return f"{size / 1e9:.2f} GB"
 
+    fewest, most = run.prompts
     rows = {
-        "parameters": f"{plan.parameters:,}, {plan.trained:,} trained, {plan.blocks} blocks",
-        "steps": f"{plan.steps}, each {plan.episodes} episodes",
-        "rows of a step": f"at most {plan.most_rows:,}, their main traces at most {plan.most_tokens:,} tokens",
-        f"memory on each of {ranks}": f"weights {gigabytes(plan.weights)}, gradients {gigabytes(plan.gradients)}, "
-        f"optimizer {gigabytes(plan.optimizer)}",
-        "activations": f"about {gigabytes(plan.activations)} (estimated) in a microbatch",
-        "keys and values": f"at most {gigabytes(plan.key_values)} in the local engine",
+        "parameters": f"{run.parameters:,}, {run.trained:,} trained",
+        "steps": f"{run.steps}, each {run.episodes} episodes",
+        "prompts of a process": f"{most}" if fewest == most else f"{fewest} or {most}",
+        "rows of a step": f"at most {run.most_rows:,}, their main traces at most {run.most_tokens:,} tokens",
     }
+    if run.ranks > 1:
+        kinds = [f"{each.count} x {each.name} of {each.parameters:,}" for each in run.plan]
+        rows[f"sharded over {run.ranks}"] = ", ".join(kinds)
+        rows["parameters of a process"] = f"{run.shard:,}"
+    memory = {
+        "weights": run.weights, "gradients": run.gradients, "optimizer": run.optimizer, "reference": run.reference,
+        "gathered blocks": run.gathered, "engine's own weights": run.engine,
+    }  # fmt: skip
+    rows[f"memory on each of {run.ranks}"] = ", ".join(
+        f"{name} {gigabytes(size)}" for name, size in memory.items() if size
+    )
+    rows["activations"] = f"about {gigabytes(run.activations)} (estimated) in a microbatch"
+    rows["keys and values"] = f"at most {gigabytes(run.key_values)} in the local engine"
+    rows["all together"] = f"at most about {gigabytes(run.total)}"
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in rows.items():
         table.add_row(name, value)

@@ -4,7 +4,7 @@ VideoError     raised by `video/`; the agent turns it into an error reply (crop)
 EngineError    raised by `engines/`; the same.
 ModelError     raised while a model or a processor is loaded; the command line prints it.
 RecipeError    raised while a recipe is validated, before anything is loaded; the command line prints it.
-WorkerError    raised when a process of a run was killed; the command line prints it.
+WorkerError    raised when one of a run's processes was killed; the command line prints it.
 DataError      raised for a row or a file that cannot be used; readers skip and count, or the command line prints.
 
 Every message is one line: what, where, what to do.

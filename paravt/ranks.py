@@ -7,6 +7,7 @@ same order. What is exchanged (numbers, texts, episodes without pixels) goes bet
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -17,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
+
+from paravt.errors import WorkerError
 
 T = TypeVar("T")
 
@@ -32,6 +35,7 @@ class Ranks:
 
     def __init__(self) -> None:
         self.rank, self.size, self._store = 0, 1, None
+        self._launcher = os.getppid()
         self._local = dist.get_node_local_rank(fallback_rank=0)
         self._worker = ThreadPoolExecutor(1, "paravt-learner", self._use_device)
 
@@ -56,7 +60,9 @@ class Ranks:
         return await asyncio.get_running_loop().run_in_executor(self._worker, function, *arguments)
 
     async def gather(self, value: T) -> list[T]:
-        """The values of all processes, by rank, in every process."""
+        """The values of all processes, by rank, in every process. Raises WorkerError if their launcher is gone."""
+        if self._store is not None and os.getppid() != self._launcher:
+            raise WorkerError("the launcher of this process was killed")
         return [value] if self.size == 1 else await self.call(_gather, value, self.size)
 
     def __enter__(self) -> Ranks:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from rich.console import Console, Group
+from rich.console import Console
+from rich.console import Group as Below
 from rich.live import Live
 from rich.progress import Progress
 from rich.text import Text
@@ -15,7 +16,7 @@ from paravt.config import RLRecipe
 from paravt.episodes import save_episodes
 from paravt.metrics import MetricsFile
 from paravt.report import plot_run
-from paravt.rollout import Group as Episodes
+from paravt.rollout import Group
 from paravt.trackers import open_tracker
 from paravt.watch import Watch
 
@@ -64,7 +65,7 @@ class Record:
         if self._metrics.path.exists():
             plot_run(self._metrics.path, self._out / "curves.png")
 
-    def add(self, step: int, values: dict[str, float], timings: dict[str, float], groups: Sequence[Episodes]) -> bool:
+    def add(self, step: int, values: dict[str, float], timings: dict[str, float], groups: Sequence[Group]) -> bool:
         """Write down a step; True if the collapse watch ends the run.
 
         `values` are the same in every run where runs are deterministic; `timings` are not, and have their own file.
@@ -79,7 +80,7 @@ class Record:
             tracker.log(step, every)
         shown = " ".join(f"{name} {every[key]:.3g}" for name, key in _SHOWN.items() if key in every)
         self._progress.update(self._task, completed=step)
-        self._live.update(Group(self._progress, Text(shown, "dim")))
+        self._live.update(Below(self._progress, Text(shown, "dim")))
         warnings = self._watch.look(step, values)
         for warning in warnings:
             self._console.print(Text(f"warning: {warning}", "bold red"))

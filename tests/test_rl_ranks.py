@@ -29,8 +29,9 @@ from paravt.ask import shipped_model
 from paravt.config import RLRecipe
 from paravt.data import SampleStream
 from paravt.engines.local import LocalEngine
-from paravt.errors import DataError
+from paravt.errors import DataError, RecipeError
 from paravt.lab.factory import train_rl
+from paravt.lab.world import question
 from paravt.learner import Learner, StepMetrics
 from paravt.models import load_model
 from paravt.types import Episode, Score
@@ -104,28 +105,24 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("two")
     out = directory / "run"
     line = command(out, directory)
-    killed = subprocess.Popen(
-        line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT, start_new_session=True
-    )
+    killed = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
     deadline = time.monotonic() + 500
     while killed.poll() is None and time.monotonic() < deadline and not checkpoint(out, 1).exists():
         time.sleep(0.02)
-    delay = random.random() * 0.5
+    delay = random.random() * 0.5  # anywhere: sampling, learning, or in the middle of a checkpoint
     print(f"killed {delay:.3f} s after step 1")
     time.sleep(delay)
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.wait()
-    # the processes are the launcher's children in the same session, but in groups of their own
-    for process in children(killed.pid):
+    for process in (killed.pid, *children(killed.pid)):
         os.kill(process, signal.SIGKILL)
+    killed.wait()
     done = run(line)
     assert done.returncode == 0, done.stderr
     return out
 
 
-def children(session: int) -> list[int]:
-    listed = subprocess.run(["ps", "-o", "pid=", "--sid", str(session)], capture_output=True, text=True, check=False)
-    return [int(pid) for pid in listed.stdout.split()]
+def children(process: int) -> list[int]:
+    listed = Path(f"/proc/{process}/task/{process}/children")
+    return [int(pid) for pid in listed.read_text().split()] if listed.exists() else []
 
 
 def test_two_processes_killed_and_started_again_do_what_one_does(one: Path, two: Path) -> None:
@@ -235,13 +232,9 @@ def test_sampling_ahead_overlaps_and_nothing_is_too_old(tmp_path: Path, monkeypa
 
 
 def first_draws(count: int) -> list[Any]:
-    from paravt.lab.world import question
-
     return SampleStream([question(f"rl-{number}", 0).sample for number in range(50)], 0).take(count)
 
 
 def test_deterministic_runs_do_not_run_ahead() -> None:
-    from paravt.errors import RecipeError
-
-    with pytest.raises(RecipeError, match="rollout.max_staleness must be 0"):
+    with pytest.raises(RecipeError, match=r"rollout\.max_staleness must be 0"):
         recipe("rollout.max_staleness=1")

@@ -10,7 +10,9 @@ import signal
 import sys
 import uuid
 from collections.abc import Sequence
+from tempfile import TemporaryDirectory
 
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -24,23 +26,33 @@ def start(module: str, arguments: Sequence[str], processes: int) -> None:
     """
     # Its own account of a failure would come after that line, and is a screen long.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=processes,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=0,
-        shutdown_timeout=5,
-        virtual_local_rank=True,
-    )
+    with TemporaryDirectory(prefix="paravt-") as logs:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=processes,
+            logs_specs=DefaultLogsSpecs(log_dir=logs),
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            max_restarts=0,
+            shutdown_timeout=5,
+            virtual_local_rank=True,
+        )
+        _launch(config, [module, *arguments])
+
+
+def _launch(config: LaunchConfig, arguments: Sequence[str]) -> None:
     try:
-        elastic_launch(config, sys.executable)("-m", module, *arguments)
+        elastic_launch(config, sys.executable)("-m", *arguments)
+    except SignalException as error:  # Ctrl-C, or an end that was asked for; the processes have it too
+        raise SystemExit(128 + error.sigval) from None
     except ChildFailedError as error:
         # Those that only heard of a failure leave with 1: the largest code is that of the first.
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
         if max(codes.values()) > 0:
             raise SystemExit(max(codes.values())) from None
         rank, code = min(codes.items(), key=lambda item: item[1] == -signal.SIGTERM)  # SIGTERM ends the others
-        raise WorkerError(f"process {rank} of {processes} was killed ({signal.Signals(-code).name})") from None
+        raise WorkerError(
+            f"process {rank} of {config.nproc_per_node} was killed ({signal.Signals(-code).name})"
+        ) from None

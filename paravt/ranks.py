@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -25,6 +26,8 @@ T = TypeVar("T")
 
 # Of a process that waits for the episodes of another one. One that died is noticed at once.
 _PATIENCE = timedelta(hours=2)
+_GRACE = 20.0
+"""Seconds in which a launcher ends the processes of a run after one has died."""
 
 
 class Ranks:
@@ -77,6 +80,8 @@ class Ranks:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self.size > 1 and isinstance(error, RuntimeError):
+            time.sleep(_GRACE)  # if it is about another process that died, the launcher ends this one meanwhile
         if self._store is not None and error is not None and not self._fails_first():
             raise SystemExit(1) from None
         self._worker.shutdown()

@@ -48,11 +48,11 @@ def _launch(config: LaunchConfig, arguments: Sequence[str]) -> None:
     except SignalException as error:  # Ctrl-C, or an end that was asked for; the processes have it too
         raise SystemExit(128 + error.sigval) from None
     except ChildFailedError as error:
-        # Those that only heard of a failure leave with 1: the largest code is that of the first.
+        # Those that only heard of a failure leave with 1, or were ended: the largest code is that of the first.
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        if max(codes.values()) > 0:
-            raise SystemExit(max(codes.values())) from None
-        rank, code = min(codes.items(), key=lambda item: item[1] == -signal.SIGTERM)  # SIGTERM ends the others
-        raise WorkerError(
-            f"process {rank} of {config.nproc_per_node} was killed ({signal.Signals(-code).name})"
-        ) from None
+        loudest = max(codes.values())
+        killed = [rank for rank, code in codes.items() if code < 0 and (loudest < 0 or code != -signal.SIGTERM)]
+        if loudest > 1 or not killed:
+            raise SystemExit(loudest) from None
+        how = signal.Signals(-codes[killed[0]]).name
+        raise WorkerError(f"process {killed[0]} of {config.nproc_per_node} was killed ({how})") from None

@@ -153,9 +153,9 @@ class Together(Ranks):
 @pytest.mark.parametrize("k", [0, 1])
 async def test_two_processes_use_the_prompts_of_one(k: int) -> None:
     board: dict[int, list[Any]] = {}
-    played = [Played(frozenset(ORDER[1:3])) for _ in range(2)]
+    played = [Played(frozenset(ORDER[1:3])) for _ in range(3)]
     samplers = [make(played[r], 3, k, 1, 3, ranks=Together(r, board, 2)) for r in range(2)]
-    alone = make(Played(frozenset(ORDER[1:3])), 3, k, 1, 3)
+    alone = make(played[2], 3, k, 1, 3)
     seen: list[str] = []
     for version in range(2):
         for each in played:

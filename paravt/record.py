@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -77,7 +78,7 @@ class Record:
             save_episodes(episodes, self._out / "episodes" / f"step-{step:06d}.jsonl")
         every = {**values, **timings}
         for tracker in self._trackers:
-            tracker.log(step, every)
+            tracker.log(step, {name: value for name, value in every.items() if math.isfinite(value)})
         shown = " ".join(f"{name} {every[key]:.3g}" for name, key in _SHOWN.items() if key in every)
         self._progress.update(self._task, completed=step)
         self._live.update(Below(self._progress, Text(shown, "dim")))

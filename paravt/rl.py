@@ -33,6 +33,7 @@ from paravt.ranks import Ranks
 from paravt.record import Record
 from paravt.sampler import Batch, Sampler, open_rollout
 from paravt.spans import token_bytes
+from paravt.trackers import check_trackers
 from paravt.types import Row, Sample
 from paravt.video import FrameSource
 
@@ -54,6 +55,7 @@ def run_rl(
     whether sub-agents' reports are true, where the task knows. All `ranks` call this, with the same arguments.
     Raises RecipeError if `out` holds a run of another recipe or cannot hold this one.
     """
+    check_trackers(recipe.trackers)
     with claim_run(out, recipe.model_dump_json(indent=1)) if ranks.first else nullcontext():
         asyncio.run(_Run(recipe, out, console, samples, reader, ranks, truth).train(resume))
 

@@ -235,6 +235,10 @@ class LossCounts:
     crops: Mapping[str, int] = field(default_factory=dict)
     """Rows of sub-agents by episode id."""
 
+    @property
+    def rows(self) -> int:
+        return self.main_rows + sum(self.crops.values())
+
     def __add__(self, other: LossCounts) -> LossCounts:
         crops = {key: self.crops.get(key, 0) + other.crops.get(key, 0) for key in (*self.crops, *other.crops)}
         return LossCounts(self.main_tokens + other.main_tokens, self.main_rows + other.main_rows, crops)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +57,13 @@ def _write(partial: Path, target: Path, learner: Learner, run: dict[str, Any], k
     if learner.peft is not None:
         learner.save_adapters(partial / "adapters")
     parameters, optimizer = get_state_dict(learner.scorer, learner.optimizer, options=_OPTIONS)
-    save(
-        {"parameters": parameters, "optimizer": optimizer},
-        checkpoint_id=partial / "state",
-        no_dist=learner.mesh is None,
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as it should be with one process
+        save(
+            {"parameters": parameters, "optimizer": optimizer},
+            checkpoint_id=partial / "state",
+            no_dist=learner.mesh is None,
+        )
     if learner.first:
         (partial / "run.json").write_text(json.dumps({"step": learner.steps, **run}) + "\n", encoding="utf-8")
         shutil.rmtree(target, ignore_errors=True)

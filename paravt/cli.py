@@ -153,7 +153,7 @@ def sft(
         from paravt.dry_run import estimate_sft
         from paravt.terminal import show_dry_run
 
-        show_dry_run(Console(), estimate_sft(loaded, ranks), ranks)
+        show_dry_run(Console(), estimate_sft(loaded, ranks))
         return
     from paravt.lab.factory import train_sft
 
@@ -184,7 +184,8 @@ def rl(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would run, from the model's configuration alone.")
     ] = False,
-    ranks: Annotated[int, typer.Option(min=1, help="Of --dry-run: GPUs that the learner is sharded over.")] = 1,
+    ranks: Annotated[int, typer.Option(min=1, help="Of --dry-run: processes that the run is spread over.")] = 1,
+    nproc: Annotated[int, typer.Option(min=1, help="Processes on this machine, each with a GPU if there are any.")] = 1,
 ) -> None:
     """Train the main agent and its sub-agents by reinforcement learning on whole episodes (PARA-GRPO)."""
     from paravt.config import RLRecipe, load_recipe
@@ -194,7 +195,13 @@ def rl(
         from paravt.dry_run import estimate
         from paravt.terminal import show_dry_run
 
-        show_dry_run(Console(), estimate(loaded, ranks), ranks)
+        show_dry_run(Console(), estimate(loaded, max(ranks, nproc)))
+        return
+    if nproc > 1:
+        from paravt.launch.torchrun import start
+
+        changes = [part for change in override or [] for part in ("--set", change)]
+        start("paravt.rl", [str(recipe), "--out", str(out), "--resume", resume, *changes], nproc)
         return
     from paravt.lab.factory import train_rl
 
@@ -308,10 +315,10 @@ def lab_report(
     typer.echo(directory / "report.html")
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """The entry point: failures of the project's own become one line and an exit code."""
     try:
-        app()
+        app(arguments)
     except ParaVTError as error:
         _say(str(error))
         raise SystemExit(error.exit_code) from None

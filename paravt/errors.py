@@ -4,6 +4,7 @@ VideoError     raised by `video/`; the agent turns it into an error reply (crop)
 EngineError    raised by `engines/`; the same.
 ModelError     raised while a model or a processor is loaded; the command line prints it.
 RecipeError    raised while a recipe is validated, before anything is loaded; the command line prints it.
+WorkerError    raised when one of a run's processes was killed; the command line prints it.
 DataError      raised for a row or a file that cannot be used; readers skip and count, or the command line prints.
 
 Every message is one line: what, where, what to do.
@@ -42,6 +43,11 @@ class ModelError(ParaVTError):
 class RecipeError(ParaVTError):
     kind = "recipe"
     exit_code = 2
+
+
+class WorkerError(ParaVTError):
+    kind = "worker"
+    exit_code = 1
 
 
 class DataError(ParaVTError):

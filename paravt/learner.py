@@ -275,8 +275,7 @@ class Learner:
             return scorer
         dtype = self.config.param_dtype
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
-        inner = scorer.module.model
-        for block in (*inner.visual.blocks, *inner.language_model.layers):
+        for block in sharded_blocks(scorer.module):
             fully_shard(block, mesh=self.mesh, mp_policy=policy)
         fully_shard(scorer, mesh=self.mesh, mp_policy=policy)
         return scorer
@@ -287,7 +286,8 @@ class Learner:
 
     def weights(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """Full weights on the CPU under the model's own names, adapters merged, tied ones once: for an engine."""
-        state = {name.removeprefix("module."): _full(t) for name, t in self.scorer.state_dict().items()}
+        gathered = dtype if self.peft is None else None  # merging takes all the digits there are
+        state = {name.removeprefix("module."): _full(t, gathered) for name, t in self.scorer.state_dict().items()}
         state = _merged(self.model.module, state) if self.peft is not None else state
         tied = set(self.model.module.all_tied_weights_keys)
         return {name: tensor.to(dtype or tensor.dtype) for name, tensor in state.items() if name not in tied}
@@ -311,8 +311,7 @@ class Learner:
         module.load_state_dict(state, strict=False, assign=True)  # tied weights have no entry of their own
         module.tie_weights()
         module.generation_config = trained.generation_config
-        module.save_pretrained(directory)
-        self.model.processor.save_pretrained(directory)
+        QwenVL(module, self.model.processor).save(directory)
 
     @property
     def first(self) -> bool:
@@ -324,9 +323,14 @@ class Learner:
             dist.barrier(group=self.mesh.get_group())
 
 
-def _full(tensor: Tensor) -> Tensor:
+def sharded_blocks(module: Any) -> list[nn.Module]:
+    """What is sharded on its own, and gathered only while it runs; the rest is the root's."""
+    return [*module.model.visual.blocks, *module.model.language_model.layers]
+
+
+def _full(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return whole.detach().to("cpu", copy=True)
+    return whole.detach().to("cpu", dtype or whole.dtype, copy=True)
 
 
 def add_adapters(module: Any, lora: LoRA, *, keep_dtype: bool) -> Any:

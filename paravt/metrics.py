@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from paravt.files import write_whole
 from paravt.learner import StepMetrics
@@ -46,13 +45,34 @@ def rollout_metrics(groups: Sequence[Group], truth: Truth | None = None) -> dict
         out[f"turns/{kind}"] = kinds.count(kind)
     out["accuracy/with_calls"] = mean(value for episode, value in right if episode.tool_calls)
     out["accuracy/without_calls"] = mean(value for episode, value in right if not episode.tool_calls)
-    for budget in sorted({episode.frame_budget for episode in scored}):
-        out[f"accuracy/K{budget}"] = mean(value for episode, value in right if episode.frame_budget == budget)
+    for budget, accuracy in budget_accuracies(groups).items():
+        out[f"accuracy/K{budget}"] = accuracy
         out[f"kappa/K{budget}"] = mean(e.tool_calls for e in scored if e.frame_budget == budget)
     out["main_tokens"] = mean(len(episode.main.ids) for episode in scored)
     if truth is not None:
         out["true_reports"] = mean(truth(episode) for episode in scored)
     return out
+
+
+def budget_accuracies(groups: Sequence[Group]) -> dict[int, float]:
+    """By frame budget, over the scored episodes; budgets without one are left out. NaN where no answer was graded."""
+    every = [episode for group in groups for episode in group.episodes]
+    scored = [episode for episode in every if episode.rewards["total"].scored]
+    return {
+        budget: mean(e.rewards["accuracy"].value for e in scored if e.frame_budget == budget)
+        for budget in sorted({episode.frame_budget for episode in scored})
+    }
+
+
+def staleness_metrics(groups: Sequence[Group], version: int, dropped: int) -> dict[str, float]:
+    """How many versions the policies that sampled are behind the one that learns, by the oldest token of each group."""
+    behind = [group.staleness(version) for group in groups]
+    return {"staleness/mean": mean(behind), "staleness/max": max(behind, default=math.nan), "stale_groups": dropped}
+
+
+def sampled_tokens(groups: Sequence[Group]) -> int:
+    """Of main traces and sub-agents."""
+    return sum(t.sampled_tokens for group in groups for episode in group.episodes for t in episode.traces)
 
 
 def learner_metrics(step: StepMetrics) -> dict[str, float]:
@@ -84,15 +104,6 @@ class MetricsFile:
             return
         kept = [line for line in self.path.read_text(encoding="utf-8").splitlines() if _step(line) <= last_step]
         write_whole(self.path, "".join(f"{line}\n" for line in kept))
-
-    def rows(self) -> list[dict[str, Any]]:
-        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
-        return [json.loads(line) for line in lines]
-
-
-def latest(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[float | None]:
-    """The last value of each name in the rows of a metrics file; None if there is none."""
-    return [next((row[name] for row in reversed(rows) if row.get(name) is not None), None) for name in names]
 
 
 def _step(line: str) -> float:

@@ -7,13 +7,13 @@ import logging
 
 from paravt.agent import EpisodeConfig
 from paravt.config import QuestionFile, QuestionRows, SampledEpisodes
-from paravt.data import read_question_rows, read_samples
+from paravt.data import Draw, read_question_rows, read_samples
 from paravt.engines.local import LocalEngine
 from paravt.engines.lockstep import LockstepEngine
 from paravt.metrics import rollout_metrics
 from paravt.models import QwenVL
 from paravt.rewards import RewardConfig
-from paravt.rollout import RolloutConfig, rollout
+from paravt.rollout import Rollout, RolloutConfig
 from paravt.types import Sample
 from paravt.video import FrameReader
 
@@ -46,8 +46,9 @@ def play_episodes(
         engine = LockstepEngine(LocalEngine(model), reader)
         try:
             await engine.load_policy(step, None)
-            prompts = [(sample, 0) for sample in samples]
-            return rollout_metrics(await rollout(prompts, engine, engine.reader, config, step, around=engine.episode))
+            rollout = Rollout(engine, engine.reader, config, around=engine.episode)
+            draws = [Draw(sample, 0, index) for index, sample in enumerate(samples)]
+            return rollout_metrics(await asyncio.gather(*(rollout.group(draw, step, draw.index) for draw in draws)))
         finally:
             await engine.close()
 

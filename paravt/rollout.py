@@ -7,12 +7,15 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from paravt.agent import EpisodeConfig, run_episode
 from paravt.algo import draw_frame_budget, group_advantages
+from paravt.data import Draw
 from paravt.engines.base import Engine, stable_seed
 from paravt.judge import Judge
 from paravt.rewards import RewardConfig, reward
-from paravt.types import Episode, Sample, Score
+from paravt.types import Episode, Sample, Score, Trace
 from paravt.video import FrameSource
 
 
@@ -34,6 +37,8 @@ class Group:
     """The G episodes of one prompt at one visit, with their rewards by term."""
 
     id: str
+    number: int
+    """Of its prompt, in the order in which the run drew them."""
     episodes: tuple[Episode, ...]
 
     @property
@@ -45,43 +50,67 @@ class Group:
     def informative(self) -> bool:
         return not group_advantages(self.totals).equal
 
+    def staleness(self, version: int) -> int:
+        """How many versions the oldest policy that sampled a token of it is behind."""
+        segments = (s for episode in self.episodes for trace in episode.traces for s in trace.segments)
+        return version - min((s.policy_version for s in segments if s.policy_version is not None), default=version)
 
-async def rollout(
-    prompts: Sequence[tuple[Sample, int]],
-    engine: Engine,
-    reader: FrameSource,
-    config: RolloutConfig,
-    step: int,
-    judge: Judge | None = None,
-    on_episode: Callable[[Episode], None] = lambda episode: None,
-    around: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> list[Group]:
-    """One group for each prompt (a sample and the number of its visit), in their order.
+    def without_pixels(self) -> Group:
+        """To be told to other processes: frames keep their times and keys."""
+        return replace(self, episodes=tuple(map(_without_pixels, self.episodes)))
 
-    Everything sampled follows from (run seed, step, sample, visit, number within the group), whatever runs at the
-    same time. `around` is entered around each episode and its judge (`LockstepEngine.episode`).
+
+class Rollout:
+    """Plays the episodes of groups. `around` is entered around each episode and its judge (`LockstepEngine.episode`).
+
+    At most `max_concurrent` episodes run at a time, of all groups together, in the order in which they were asked for.
     """
-    slots = asyncio.Semaphore(config.max_concurrent)
 
-    async def one(sample: Sample, visit: int, number: int) -> Episode:
+    def __init__(
+        self,
+        engine: Engine,
+        reader: FrameSource,
+        config: RolloutConfig,
+        judge: Judge | None = None,
+        around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self.engine, self._reader, self._config, self._judge, self._around = engine, reader, config, judge, around
+        self._slots = asyncio.Semaphore(config.max_concurrent)
+
+    async def group(self, draw: Draw, step: int, number: int, budget_weights: Sequence[float] | None = None) -> Group:
+        """Everything sampled follows from (run seed, step, sample, visit, number within the group) and the weights of
+        the frame budgets (None: those of the configuration), whatever runs at the same time."""
+        sample, visit, config = draw.sample, draw.visit, self._config
         budget = config.episode.frame_budget
         if config.frame_budgets is not None:
-            budget = draw_frame_budget(config.run_seed, sample.id, visit, config.frame_budgets, config.budget_weights)
-        seed = stable_seed(config.run_seed, step, visit, number)
-        async with slots:
-            with around():
-                episode = await run_episode(
-                    sample, engine, replace(config.episode, frame_budget=budget, seed=seed), reader=reader
-                )
-                graded: Score | None = None
-                if judge is not None and sample.type == "open" and episode.scored:
-                    graded = await judge.score(sample, episode.answer)
-        episode = replace(episode, rewards=reward(episode, config.reward, graded))
-        on_episode(episode)
-        return episode
+            weights = config.budget_weights if budget_weights is None else budget_weights
+            budget = draw_frame_budget(config.run_seed, sample.id, visit, config.frame_budgets, weights)
+        seeds = (stable_seed(config.run_seed, step, visit, n) for n in range(config.group_size))
+        configs = [replace(config.episode, frame_budget=budget, seed=seed) for seed in seeds]
+        episodes = await asyncio.gather(*(self._episode(sample, each) for each in configs))
+        return Group(f"{step}/{sample.id}@{visit}", number, tuple(episodes))
 
-    groups = [asyncio.gather(*(one(*prompt, number) for number in range(config.group_size))) for prompt in prompts]
-    return [
-        Group(f"{step}/{sample.id}@{visit}", tuple(await group))
-        for (sample, visit), group in zip(prompts, groups, strict=True)
+    async def _episode(self, sample: Sample, config: EpisodeConfig) -> Episode:
+        async with self._slots:
+            with self._around():
+                episode = await run_episode(sample, self.engine, config, reader=self._reader)
+                graded: Score | None = None
+                if self._judge is not None and sample.type == "open" and episode.scored:
+                    graded = await self._judge.score(sample, episode.answer)
+        return replace(episode, rewards=reward(episode, self._config.reward, graded))
+
+
+_NO_PIXELS = np.empty((0, 0, 3), np.uint8)
+
+
+def _without_pixels(episode: Episode) -> Episode:
+    crops = [c if c.trace is None else replace(c, trace=_blind(c.trace)) for c in episode.crops]
+    return replace(episode, main=_blind(episode.main), crops=tuple(crops))
+
+
+def _blind(trace: Trace) -> Trace:
+    segments = [
+        replace(segment, images=tuple(replace(frame, pixels=_NO_PIXELS) for frame in segment.images))
+        for segment in trace.segments
     ]
+    return replace(trace, segments=tuple(segments))

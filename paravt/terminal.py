@@ -121,25 +121,36 @@ def problems(episode: Episode) -> list[str]:
     return [f"overview: {error.message}" for error in frames] + other
 
 
-def show_dry_run(console: Console, plan: DryRun | SFTDryRun, ranks: int) -> None:
+def show_dry_run(console: Console, run: DryRun | SFTDryRun) -> None:
     def gigabytes(size: int) -> str:
         return f"{size / 1e9:.2f} GB"
 
     from paravt.dry_run import DryRun
 
-    rows = {"parameters": f"{plan.parameters:,}, {plan.trained:,} trained, {plan.blocks} blocks"}
-    if isinstance(plan, DryRun):
-        rows["steps"] = f"{plan.steps}, each {plan.episodes} episodes"
-        rows["rows of a step"] = f"at most {plan.most_rows:,}, their main traces at most {plan.most_tokens:,} tokens"
+    rows = {"parameters": f"{run.parameters:,}, {run.trained:,} trained"}
+    memory = {
+        "weights": run.weights, "gradients": run.gradients, "optimizer": run.optimizer, "reference": run.reference,
+        "gathered blocks": run.gathered,
+    }  # fmt: skip
+    if isinstance(run, DryRun):
+        fewest, most = run.prompts
+        rows["steps"] = f"{run.steps}, each {run.episodes} episodes"
+        rows["prompts of a process"] = f"{most}" if fewest == most else f"{fewest} or {most}"
+        rows["rows of a step"] = f"at most {run.most_rows:,}, their main traces at most {run.most_tokens:,} tokens"
+        memory["engine's own weights"] = run.engine
     else:
-        rows |= {f"stage {name}": f"{steps} steps, each {size} rows" for name, steps, size in plan.stages}
-    rows[f"memory on each of {ranks}"] = (
-        f"weights {gigabytes(plan.weights)}, gradients {gigabytes(plan.gradients)}, "
-        f"optimizer {gigabytes(plan.optimizer)}"
+        rows |= {f"stage {name}": f"{steps} steps, each {size} rows" for name, steps, size in run.stages}
+    if run.ranks > 1:
+        kinds = [f"{each.count} x {each.name} of {each.parameters:,}" for each in run.plan]
+        rows[f"sharded over {run.ranks}"] = ", ".join(kinds)
+        rows["parameters of a process"] = f"{run.shard:,}"
+    rows[f"memory on each of {run.ranks}"] = ", ".join(
+        f"{name} {gigabytes(size)}" for name, size in memory.items() if size
     )
-    rows["activations"] = f"about {gigabytes(plan.activations)} (estimated) in a microbatch"
-    if isinstance(plan, DryRun):
-        rows["keys and values"] = f"at most {gigabytes(plan.key_values)} in the local engine"
+    rows["activations"] = f"about {gigabytes(run.activations)} (estimated) in a microbatch"
+    if isinstance(run, DryRun):
+        rows["keys and values"] = f"at most {gigabytes(run.key_values)} in the local engine"
+    rows["all together"] = f"at most about {gigabytes(run.total)}"
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in rows.items():
         table.add_row(name, value)

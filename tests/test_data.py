@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -53,11 +54,11 @@ def test_a_bad_line_is_named(tmp_path: Path, text: str, message: str) -> None:
 def test_every_sample_once_in_a_pass_and_another_order_in_the_next() -> None:
     samples = [Sample(str(i), "v", "q") for i in range(7)]
     taken = SampleStream(samples, seed=1).take(21)
-    passes = [[sample.id for sample, visit in taken if visit == n] for n in range(3)]
+    passes = [[draw.sample.id for draw in taken if draw.visit == n] for n in range(3)]
     assert all(sorted(ids) == [str(i) for i in range(7)] for ids in passes)
     assert len({tuple(ids) for ids in passes}) == 3
-    assert [s.id for s, _ in SampleStream(samples, seed=1).take(7)] == passes[0]
-    assert [s.id for s, _ in SampleStream(samples, seed=2).take(7)] != passes[0]
+    assert [draw.sample.id for draw in SampleStream(samples, seed=1).take(7)] == passes[0]
+    assert [draw.sample.id for draw in SampleStream(samples, seed=2).take(7)] != passes[0]
 
 
 @pytest.mark.parametrize("stop", [0, 3, 7, 10])
@@ -68,3 +69,19 @@ def test_a_saved_cursor_continues(stop: int) -> None:
     head = stream.take(stop)
     saved = Cursor(stream.cursor.visit, stream.cursor.index)
     assert head + SampleStream(samples, seed=1, cursor=saved).take(20 - stop) == whole
+
+
+def test_what_is_put_back_comes_first_and_nothing_is_lost() -> None:
+    samples = [Sample(str(i), "v", "q") for i in range(7)]
+    whole = SampleStream(samples, seed=1).take(20)
+    stream = SampleStream(samples, seed=1)
+    head = stream.take(9)
+    left = [head[2], head[5], head[8]]  # of two passes
+    saved = json.loads(json.dumps(asdict(stream.cursor_without(left))))
+    again = SampleStream(samples, seed=1, cursor=Cursor.restored(saved))
+    first = again.take(2)
+    assert first == left[:2]
+    # put back once more, before all that still waits to come again
+    once_more = SampleStream(samples, seed=1, cursor=again.cursor_without(first))
+    assert once_more.take(14) == [*left, *whole[9:]]
+    assert stream.take(11) == whole[9:], "the stream itself goes on as if nothing had been put back"

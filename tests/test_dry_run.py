@@ -42,14 +42,22 @@ def test_the_recipe_of_eight_gpus(eight_billion: Path) -> None:
     eight = estimate(load_recipe(RLRecipe, RECIPES / "qwen3vl-8b" / "rl.yaml", [change]), ranks=8)
     assert one.parameters == one.trained
     assert 8.5e9 < one.parameters < 9.0e9
-    assert one.blocks == 27 + 36
+    assert [each.count for each in one.plan] == [27, 36, 1]
+    assert sum(each.count * each.parameters for each in one.plan) == one.parameters
     assert one.episodes == 7 * 8
-    assert one.weights == 2 * one.parameters
+    assert one.weights == one.reference == 2 * one.parameters
     assert one.optimizer == 2 * one.weights
-    assert eight.weights == one.weights // 8
-    assert eight.weights + eight.gradients + eight.optimizer + eight.activations < 80e9
-    # one token's keys and values: 2 x 36 layers x 8 heads x 128 x 2 bytes
+    assert one.gathered == one.engine == 0  # the engine shares the learner's model
+    # one token's keys and values: 2 x 36 layers x 8 heads x 128 x 2 bytes; the engine runs all 56 episodes at a time
     assert one.key_values == 56 * 32_768 * 147_456
+
+    # float32 master weights, in shards of rows: hardly more than an eighth
+    assert 1 <= eight.shard / (one.parameters / 8) < 1.001
+    assert eight.weights == eight.gradients == eight.optimizer // 2 == 4 * eight.shard
+    assert eight.engine == 2 * eight.parameters
+    assert eight.prompts == (0, 1)
+    assert eight.key_values == 8 * 32_768 * 147_456
+    assert eight.total - eight.key_values < 80e9
 
     lora = estimate(load_recipe(RLRecipe, RECIPES / "qwen3vl-8b" / "rl-lora.yaml", [change]))
     assert 0 < lora.trained < 0.02 * lora.parameters
@@ -62,18 +70,21 @@ def test_checkpointing_saves_activations(eight_billion: Path) -> None:
     assert without.activations > 10 * estimate(load_recipe(RLRecipe, recipe, changes[:1])).activations
 
 
-def test_the_skeleton_has_the_parameters_of_the_model() -> None:
+def test_the_skeleton_has_the_parameters_of_the_model(tmp_path: Path) -> None:
     real = sum(p.numel() for p in load_model(shipped_model()).module.parameters())
     assert sum(p.numel() for p in skeleton(str(shipped_model())).parameters()) == real
-    with pytest.raises(ModelError, match="no configuration of a model"):
+    with pytest.raises(ModelError, match="no such model directory"):
         skeleton("./nowhere")
+    with pytest.raises(ModelError, match="no configuration of a model"):
+        skeleton(str(tmp_path))
 
 
 def test_dry_run_on_the_command_line(eight_billion: Path) -> None:
     recipe = RECIPES / "qwen3vl-8b" / "rl.yaml"
     done = paravt("rl", recipe, "--out", "unused", "--dry-run", "--ranks", "8", "--set", f"model.path={eight_billion}")
     assert done.returncode == 0, done.stderr
-    assert "memory on each of 8" in done.stdout
+    for line in ("memory on each of 8", "36 x Qwen3VLTextDecoderLayer", "prompts of a process", "all together"):
+        assert line in " ".join(done.stdout.split()), line
     assert not Path("unused").exists()
 
 
@@ -87,6 +98,8 @@ def test_supervised_training_on_eight_gpus(eight_billion: Path) -> None:
     )  # fmt: skip
     assert plan.activations == reinforced.activations // 2  # half the tokens at a time
     assert plan.stages == (("model", 1500, 64),)
+    assert plan.total == plan.weights + plan.gradients + plan.optimizer + plan.gathered + plan.activations
+    assert (plan.plan, plan.shard, plan.gathered) == (reinforced.plan, reinforced.shard, reinforced.gathered)
     frozen = estimate_sft(load_recipe(SFTRecipe, path, [*changes, "freeze_vision=true"]))
     assert 0.9 * frozen.parameters < frozen.trained < frozen.parameters
     with pytest.raises(RecipeError, match="a dry run is of a pretrained model"):

@@ -14,6 +14,7 @@ from conftest import LONG
 
 from paravt.agent import EpisodeConfig
 from paravt.chat import text_message
+from paravt.data import Draw
 from paravt.engines import lockstep
 from paravt.engines.base import Completion, Prompt, Sampling
 from paravt.engines.local import LocalEngine
@@ -22,7 +23,7 @@ from paravt.engines.scripted import ScriptedEngine
 from paravt.errors import EngineError
 from paravt.models import QwenVL
 from paravt.rewards import RewardConfig
-from paravt.rollout import RolloutConfig, rollout
+from paravt.rollout import Rollout, RolloutConfig
 from paravt.turns import render_call
 from paravt.types import Sample, Score
 from paravt.video import FrameReader, Frames, VideoInfo
@@ -108,10 +109,9 @@ async def run(tiny: QwenVL, delay: Callable[[], float]) -> tuple[list[Any], list
     engine = LockstepEngine(inner, Slow(delay))  # type: ignore[arg-type]
     episode = EpisodeConfig(frame_budget=2, crop_max_frames=1, max_parallel=2, call_timeout=None)
     config = RolloutConfig(3, episode, RewardConfig(), run_seed=1, max_concurrent=5)
-    prompts = [(Sample(f"s{i}", LONG, f"case-{i}", answer="a cat"), 0) for i in range(4)]
-    groups = await rollout(
-        prompts, engine, engine.reader, config, 1, SlowJudge(delay), around=engine.episode  # type: ignore[arg-type]
-    )  # fmt: skip
+    draws = [Draw(Sample(f"s{i}", LONG, f"case-{i}", answer="a cat"), 0, i) for i in range(4)]
+    rollout = Rollout(engine, engine.reader, config, SlowJudge(delay), engine.episode)  # type: ignore[arg-type]
+    groups = await asyncio.gather(*(rollout.group(draw, 1, draw.index) for draw in draws))
     episodes = [episode for group in groups for episode in group.episodes]
     assert all(episode.scored for episode in episodes)
     assert [episode.tool_calls for episode in episodes] == [0] * 3 + [2] * 3 + [2] * 3 + [6] * 3

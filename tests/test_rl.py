@@ -1,8 +1,8 @@
 """The training loop, whole: from a checkpoint through episodes, credit and updates to a checkpoint that loads.
 
 Locked here: with `deterministic: true` the same recipe gives the same metrics, bit by bit, also when the process is
-killed in between and started again; a broken engine or sub-agent costs its episode and is never a reward of 0;
-sub-agents' rows change the update, and are what `subagents: false` leaves out.
+killed in between and started again, adapters and weights of frame budgets included; a broken engine or sub-agent costs
+its episode and is never a reward of 0; sub-agents' rows change the update, and are what `subagents: false` leaves out.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import load_file
 
 from paravt.ask import shipped_model
 from paravt.config import RLRecipe, load_recipe
@@ -175,6 +176,28 @@ def test_lora_saves_adapters_and_a_merged_model(tmp_path: Path) -> None:
     # and it goes on from its adapters
     train_rl(recipe("full", "steps=2", "lora.rank=4", "optimizer.learning_rate=0.01"), tmp_path / "out", QUIET)
     assert len(metrics(tmp_path / "out")) == 2
+
+
+def test_adapters_begin_with_the_recipes_seed(tmp_path: Path) -> None:
+    adapters = []
+    for name, noise in (("one", 1), ("two", 2)):
+        torch.manual_seed(noise)  # whatever drew before
+        train_rl(recipe("full", "steps=1", "lora.rank=4"), tmp_path / name, QUIET)
+        saved = tmp_path / name / "checkpoints" / "step-000001" / "adapters" / "adapter_model.safetensors"
+        adapters.append(load_file(saved))
+    assert all(torch.equal(value, adapters[1][name]) for name, value in adapters[0].items())
+
+
+def test_weights_by_pass_rate_go_on_from_a_checkpoint_in_another_directory(tmp_path: Path) -> None:
+    by_pass_rate = recipe("full", "budget_weights=pass_rate", "keep_checkpoints=3")
+    train_rl(by_pass_rate, tmp_path / "whole", QUIET)
+    first = tmp_path / "whole" / "checkpoints" / "step-000001"
+    known = json.loads((first / "run.json").read_text())["accuracies"]
+    step = metrics(tmp_path / "whole")[0]
+    assert known
+    assert known == {k: step[f"accuracy/K{k}"] for k in known}
+    train_rl(by_pass_rate, tmp_path / "rest", QUIET, resume=str(first))  # there are no metrics of step 1 here
+    assert metrics(tmp_path / "rest") == metrics(tmp_path / "whole")[1:]
 
 
 @pytest.mark.parametrize("row", sorted(path.stem for path in BASE.glob("*.yaml") if path.stem != "base"))

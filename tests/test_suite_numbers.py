@@ -23,7 +23,6 @@ from paravt.lab.numbers import evaluation_numbers, training_numbers
 from paravt.lab.progress import chains, time_left
 from paravt.lab.stages import Stage, plan_suite
 from paravt.lab.suite_recipe import Check, load_suite
-from paravt.metrics import latest
 from paravt.report.bands import smooth
 from paravt.report.pages import markdown_block, markdown_line
 from paravt.turns import parse_turn
@@ -297,8 +296,6 @@ def test_frame_budgets_are_drawn_by_their_weights() -> None:
 
 def test_weights_by_pass_rate_prefer_what_is_passed_half_of_the_time() -> None:
     assert pass_rate_weights([0.5, None, 1.0, 0.1]) == pytest.approx([0.25, 0.25, 0.05, 0.09])
-    rows = [{"step": 1, "accuracy/K4": 0.5}, {"step": 2, "accuracy/K4": None, "accuracy/K8": 0.25}]
-    assert latest(rows, ["accuracy/K4", "accuracy/K8", "accuracy/K16"]) == [0.5, 0.25, None]
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ class Position:
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Position:
-        return cls(saved["drawn"], tuple(Cursor(**cursor) for cursor in saved["cursors"]))
+        return cls(saved["drawn"], tuple(Cursor.restored(cursor) for cursor in saved["cursors"]))
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from paravt.engines.base import stable_seed
 from paravt.types import Sample
@@ -12,10 +13,30 @@ from paravt.types import Sample
 
 @dataclass(frozen=True)
 class Cursor:
-    """How far a stream was read: whole passes over the samples, and samples of the current pass."""
+    """How far a stream was read: whole passes over the samples, and samples of the current pass.
+
+    `put_back` are places (pass, sample of the pass) that were read and come once more, before all others.
+    """
 
     visit: int = 0
     index: int = 0
+    put_back: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def restored(cls, saved: Mapping[str, Any]) -> Cursor:
+        """From the fields of one, as JSON gives them back."""
+        return cls(saved["visit"], saved["index"], tuple((visit, index) for visit, index in saved["put_back"]))
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A sample, with its place in the stream."""
+
+    sample: Sample
+    visit: int
+    """The number of the pass."""
+    index: int
+    """Within the pass."""
 
 
 class SampleStream:
@@ -32,15 +53,24 @@ class SampleStream:
         self.cursor = cursor or Cursor()
         self._order: tuple[int, list[int]] = (-1, [])
 
-    def take(self, count: int) -> list[tuple[Sample, int]]:
-        """The next samples, each with the number of the pass (its visit)."""
-        out = []
-        for _ in range(count):
-            visit, index = self.cursor.visit, self.cursor.index
-            out.append((self._samples[self._pass(visit)[index]], visit))
+    def take(self, count: int) -> list[Draw]:
+        """The next samples."""
+        return [self._next() for _ in range(count)]
+
+    def cursor_without(self, draws: Sequence[Draw]) -> Cursor:
+        """The cursor of a stream from which these had not been taken yet."""
+        cursor, places = self.cursor, tuple((draw.visit, draw.index) for draw in draws)
+        return Cursor(cursor.visit, cursor.index, (*places, *cursor.put_back))
+
+    def _next(self) -> Draw:
+        visit, index, put_back = self.cursor.visit, self.cursor.index, self.cursor.put_back
+        if put_back:
+            self.cursor = Cursor(visit, index, put_back[1:])
+            visit, index = put_back[0]
+        else:
             last = index + 1 == len(self._samples)
             self.cursor = Cursor(visit + 1, 0) if last else Cursor(visit, index + 1)
-        return out
+        return Draw(self._samples[self._pass(visit)[index]], visit, index)
 
     def _pass(self, visit: int) -> list[int]:
         if self._order[0] != visit:

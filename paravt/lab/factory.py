@@ -16,6 +16,7 @@ from paravt.lab.tiny import DEFAULT_SHAPE, TinyShape, build_model, build_process
 from paravt.lab.world import WorldReader, question
 from paravt.models import QwenVL, load_model
 from paravt.questions import read_questions
+from paravt.ranks import Ranks
 from paravt.rl import run_rl
 from paravt.sft import run_sft
 from paravt.types import Trace
@@ -50,9 +51,10 @@ def train_sft(recipe: SFTRecipe, out: Path, console: Console) -> None:
 
 
 def train_rl(recipe: RLRecipe, out: Path, console: Console, resume: str = "auto") -> None:
-    """Run a recipe of reinforcement learning; see `run_rl`."""
-    if isinstance(recipe.data, QuestionFile | QuestionRows):
-        run_rl(recipe, out, console, read_questions(recipe.data), FrameReader(), resume=resume)
-    else:
-        samples = [question(f"rl-{number}", 0).sample for number in range(recipe.data.videos)]
-        run_rl(recipe, out, console, samples, WorldReader(), true_reports, resume)
+    """Run a recipe of reinforcement learning, in each of the processes that torchrun started; see `run_rl`."""
+    with Ranks() as ranks:
+        if isinstance(recipe.data, QuestionFile | QuestionRows):
+            run_rl(recipe, out, console, read_questions(recipe.data), FrameReader(), ranks, resume=resume)
+        else:
+            samples = [question(f"rl-{number}", 0).sample for number in range(recipe.data.videos)]
+            run_rl(recipe, out, console, samples, WorldReader(), ranks, true_reports, resume)

@@ -1,0 +1,37 @@
+"""Recipes: what a run is made of, validated before anything is loaded."""
+
+from paravt.config.base import EpisodeRecipe, Positive, PretrainedModel, Strict, TinyModel, load_recipe
+from paravt.config.data import (
+    LabMixture,
+    LabQuestions,
+    MessageFiles,
+    QuestionFile,
+    QuestionRows,
+    SampledEpisodes,
+    Validation,
+    WeightedFiles,
+)
+from paravt.config.rl import JudgeRecipe, RLRecipe, RolloutRecipe
+from paravt.config.sft import SFTRecipe, Stage
+
+__all__ = [
+    "EpisodeRecipe",
+    "JudgeRecipe",
+    "LabMixture",
+    "LabQuestions",
+    "MessageFiles",
+    "Positive",
+    "PretrainedModel",
+    "QuestionFile",
+    "QuestionRows",
+    "RLRecipe",
+    "RolloutRecipe",
+    "SFTRecipe",
+    "SampledEpisodes",
+    "Stage",
+    "Strict",
+    "TinyModel",
+    "Validation",
+    "WeightedFiles",
+    "load_recipe",
+]

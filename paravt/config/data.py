@@ -1,0 +1,116 @@
+"""What is trained on: the lab's own, questions about videos, and rows of published data."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from paravt.config.base import EpisodeRecipe, Positive, Strict
+
+
+class LabMixture(Strict):
+    """Traces of the lab's scripted teacher: shares of their kinds, and the frame budgets of their overviews."""
+
+    kind: Literal["lab"] = "lab"
+    kinds: dict[Literal["parallel", "sequential", "none", "crop"], Annotated[float, Field(ge=0)]]
+    """Shares of the kinds of traces, relative to each other."""
+    budgets: tuple[Positive, ...] = (4, 8, 16, 32, 64)
+    """K is drawn from these."""
+    lengths: tuple[Annotated[int, Field(ge=2, le=5)], ...] = (2, 3, 4, 5)
+    """Cells that a question spans; each is watched by one crop."""
+    crop_frames: tuple[Positive, ...] = (16,)
+    """Frames of the windows in traces of kind crop."""
+
+    @model_validator(mode="after")
+    def _something(self) -> LabMixture:
+        if sum(self.kinds.values()) <= 0 or not (self.budgets and self.lengths and self.crop_frames):
+            raise ValueError("the shares of `kinds` must not all be 0, and none of the lists must be empty")
+        return self
+
+
+class LabQuestions(Strict):
+    """Questions about generated videos, read from memory."""
+
+    kind: Literal["lab"] = "lab"
+    videos: Positive = 20_000
+    """Different ones; each has one question."""
+
+
+class QuestionFile(Strict):
+    """A JSONL file of samples; see `paravt.data.read_samples`."""
+
+    kind: Literal["jsonl"]
+    path: str
+    """The file."""
+
+
+class QuestionRows(Strict):
+    """Rows of published RL data, parquet or JSONL; see `paravt.data.read_question_rows`."""
+
+    kind: Literal["rows"]
+    files: Annotated[tuple[str, ...], Field(min_length=1)]
+    root: str | None = None
+    """Where relative paths of videos begin."""
+
+
+class WeightedFiles(Strict):
+    files: Annotated[tuple[str, ...], Field(min_length=1)]
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Its share of all rows that are drawn, as a ratio to the other weights."""
+
+
+class Validation(Strict):
+    """Rows that are not trained on; their loss is logged."""
+
+    files: Annotated[tuple[str, ...], Field(min_length=1)]
+    rows: Positive = 64
+    every: Positive = 100
+    """Steps."""
+
+
+class SampledEpisodes(Strict):
+    """Episodes that the model plays while it is trained: format, calls and accuracy are logged as in `paravt rl`."""
+
+    questions: Annotated[QuestionFile | QuestionRows, Field(discriminator="kind")]
+    count: Positive = 16
+    """Of questions, from the first one on; an episode each."""
+    every: Positive = 100
+    """Steps."""
+    temperature: Annotated[float, Field(ge=0)] = 0.7
+    episode: EpisodeRecipe = EpisodeRecipe()
+
+
+class MessageFiles(Strict):
+    """Rows of published SFT data, parquet or JSONL; see `paravt.data.messages`. `data/*.parquet` is fine."""
+
+    kind: Literal["messages"]
+    files: tuple[str, ...] = ()
+    """Read as one: every row once in a pass."""
+    mixture: tuple[WeightedFiles, ...] = ()
+    """Instead of `files`: each draw is from one of these, by weight."""
+    root: str | None = None
+    """Where relative paths of media begin (`longvt_source/...`)."""
+    system: str | None = None
+    """The system turn of rows that have none."""
+    fps: Annotated[float, Field(gt=0)] = 1.0
+    max_frames: Positive = 64
+    max_pixels: Annotated[int, Field(ge=1024)] = 50_176
+    max_tokens: Positive | None = None
+    """Longer rows are skipped; unset: what the model can take."""
+    workers: Positive = 2
+    """Threads that read and decode."""
+    prefetch: Positive = 2
+    """Batches that are made ahead; they are in memory with all their frames."""
+    validation: Validation | None = None
+    episodes: SampledEpisodes | None = None
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> MessageFiles:
+        if bool(self.files) == bool(self.mixture):
+            raise ValueError("give `files` or `mixture`, one of the two")
+        return self
+
+    @property
+    def sources(self) -> tuple[WeightedFiles, ...]:
+        return self.mixture or (WeightedFiles(files=self.files),)

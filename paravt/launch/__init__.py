@@ -1,0 +1,1 @@
+"""Starting a run in several processes."""

@@ -4,13 +4,15 @@ ones, and an attention that reads a shared prompt once."""
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 _ROUND = 256
@@ -31,9 +33,11 @@ T = TypeVar("T")
 class PrefixIndex(Generic[T]):
     """Finds, among many keys, one that shares the longest prefix with another: in sorted order it is a neighbour."""
 
-    def __init__(self) -> None:
+    def __init__(self, entries: Iterable[tuple[np.ndarray, T]] = ()) -> None:
         self._names: list[bytes] = []
         self._items: list[T] = []
+        for key, item in entries:
+            self.add(key, item)
 
     def add(self, key: np.ndarray, item: T) -> None:
         name = key.tobytes()
@@ -55,22 +59,6 @@ class PrefixIndex(Generic[T]):
             if length > best[1]:
                 best = (self._items[i], length)
         return best
-
-
-def families(keys: Sequence[np.ndarray]) -> list[tuple[list[int], int]]:
-    """Keys by what they begin with: for each family its members (ascending) and the length of what all of them share,
-    which is at least half of each."""
-    order = sorted(range(len(keys)), key=[key.tobytes() for key in keys].__getitem__)
-    out: list[tuple[list[int], int]] = []
-    for before, i in zip([-1, *order], order, strict=False):
-        if out:
-            members, length = out[-1]
-            length = min(length, common_prefix(keys[before], keys[i]))
-            if 2 * length >= max(len(keys[i]), *(len(keys[m]) for m in members)):
-                out[-1] = ([*members, i], length)
-                continue
-        out.append(([i], len(keys[i])))
-    return [(sorted(members), length) for members, length in out]
 
 
 class KVPool:
@@ -144,20 +132,10 @@ class Block:
         return self._width, 0
 
 
-@dataclass(frozen=True)
-class Trunk:
-    """Rows of a batch that begin with the same tokens."""
+Trunk: TypeAlias = tuple[Tensor | slice, int, int]
+"""Rows of a batch that begin with the same tokens, one of these rows, and how many tokens they share."""
 
-    rows: Tensor | slice
-    first: int
-    """One of them."""
-    length: int
-    """Of what they share, in tokens."""
-    end: int
-    """The length of the longest of them, the new token included."""
-
-
-SHARED_PREFIX = "paravt_shared_prefix"
+SHARED_PREFIX, GROUPED = "paravt_shared_prefix", "paravt_grouped"
 
 
 def shared_prefix_attention(
@@ -165,35 +143,58 @@ def shared_prefix_attention(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    mask: Tensor,
+    own_mask: Tensor,
     scaling: float,
     trunks: Sequence[Trunk],
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one new token per row that reads what rows share once, and of each row no more than there is.
+    """Attention of one new token per row that reads what rows share once, where decoding reads it for every row.
 
-    `query` (B, heads, 1, head_dim); `mask` (B, 1, 1, S), additive; every row is in one of the trunks. Exact: the scores
-    of the shared part and of the row's own go through one softmax.
+    `query` (B, heads, 1, head_dim); `own_mask` (B, 1, 1, S), additive, tells which of the last S columns are the
+    row's own, that is not in its trunk. Exact: the scores of both parts go through one softmax.
     """
-    rows, kv_heads, _width, dim = keys.shape
+    rows, kv_heads, width, dim = keys.shape
     query = query.reshape(rows, kv_heads, -1, dim) * scaling
-    out = torch.empty_like(query)
-    for trunk in trunks:
-        own = slice(trunk.length, trunk.end)
-        q = query[trunk.rows]  # (R, kv_heads, group, head_dim)
-        together = q.transpose(0, 1).flatten(1, 2)  # (kv_heads, R * group, head_dim)
-        scores = together @ keys[trunk.first, :, : trunk.length].mT
-        scores = scores.view(kv_heads, len(q), query.shape[2], trunk.length).transpose(0, 1)
-        own_scores = q @ keys[trunk.rows, :, own].mT + mask[trunk.rows, :, :, own]
-        weights = torch.cat([scores, own_scores], -1).softmax(-1)
-        shared, rest = weights.split([trunk.length, trunk.end - trunk.length], -1)  # type: ignore[no-untyped-call]
-        part = shared.transpose(0, 1).flatten(1, 2) @ values[trunk.first, :, : trunk.length]
-        part = part.view(kv_heads, len(q), -1, dim).transpose(0, 1)
-        out[trunk.rows] = part + rest @ values[trunk.rows, :, own]
+    start = width - own_mask.shape[-1]
+    scores = query.new_full((*query.shape[:3], max(length for _, _, length in trunks)), -torch.inf)
+    for members, one, length in trunks:
+        together = query[members].transpose(0, 1).flatten(1, 2)  # (kv_heads, G * group, head_dim)
+        part = together @ keys[one, :, :length].mT
+        scores[members, :, :, :length] = part.view(kv_heads, -1, query.shape[2], length).transpose(0, 1)
+    own_scores = query @ keys[:, :, start:].mT + own_mask
+    weights = torch.cat([scores, own_scores], -1).softmax(-1)
+    out = weights[..., scores.shape[-1] :] @ values[:, :, start:]
+    for members, one, length in trunks:
+        together = weights[members, :, :, :length].transpose(0, 1).flatten(1, 2)
+        part = together @ values[one, :, :length]
+        out[members] += part.view(kv_heads, -1, query.shape[2], dim).transpose(0, 1)
     return out.reshape(rows, 1, -1, dim), None
 
 
+def grouped_attention(
+    module: Any, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, **_: Any
+) -> tuple[Tensor, None]:
+    """Attention under a mask (B, 1, F, S) that reads each key and value head once for the query heads that share it.
+
+    For CPUs: where there is a mask, transformers first copies keys and values for every query head.
+    """
+    out = scaled_dot_product_attention(query, keys, values, mask, scale=scaling, enable_gqa=True)
+    return out.transpose(1, 2), None
+
+
 AttentionInterface.register(SHARED_PREFIX, shared_prefix_attention)
+AttentionInterface.register(GROUPED, grouped_attention)
+
+
+@contextmanager
+def using_attention(module: Any, implementation: str | None) -> Iterator[None]:
+    """What the text model attends with inside; None: what it attends with anyway."""
+    config = module.config.text_config
+    before, config._attn_implementation = config._attn_implementation, implementation or config._attn_implementation
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
 
 
 @dataclass(frozen=True, eq=False)

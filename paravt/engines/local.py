@@ -19,8 +19,7 @@ import asyncio
 import math
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +31,17 @@ from torch import Tensor
 
 from paravt.chat import TokenChat
 from paravt.engines.base import Completion, Prompt, Sampling
-from paravt.engines.kv import SHARED_PREFIX, Block, KVPool, PrefixIndex, PrefixStore, StoredPrefix, Trunk, families
+from paravt.engines.kv import (
+    GROUPED,
+    SHARED_PREFIX,
+    Block,
+    KVPool,
+    PrefixIndex,
+    PrefixStore,
+    StoredPrefix,
+    Trunk,
+    using_attention,
+)
 from paravt.engines.requests import Request, TokenSequence, Update, fail, resolve
 from paravt.errors import EngineError
 from paravt.models import QwenVL, load_model
@@ -85,7 +94,6 @@ class LocalEngine:
         self._arrived: list[Request] = []
         self._waiting: list[TokenSequence | Update] = []
         self._active: list[TokenSequence] = []  # in the order of their slots
-        self._families: tuple[list[TokenSequence], list[tuple[list[int], int]]] = ([], [])
         self._closed = False
         self._lock = threading.Lock()  # between a last request and the end of the worker
         self._thread = threading.Thread(target=self._work, name="paravt-local-engine", daemon=True)
@@ -227,7 +235,7 @@ class LocalEngine:
         for item in self._waiting:
             if isinstance(item, Update) or len(self._active) + len(batch) == self._max_batch:
                 break
-            running = running or self._running()
+            running = running or PrefixIndex((other.key[: other.length], other) for other in self._active)
             source, reused = self._longest_prefix(item, running)
             feed = item.prompt_length - 1 - reused
             padded = max(widest, feed) * (len(batch) + 1)
@@ -241,12 +249,6 @@ class LocalEngine:
             chosen.add(item.prompt_key, item)
             widest, useful = max(widest, feed), useful + feed
         return batch
-
-    def _running(self) -> PrefixIndex[TokenSequence]:
-        index: PrefixIndex[TokenSequence] = PrefixIndex()
-        for sequence in self._active:
-            index.add(sequence.key[: sequence.length], sequence)
-        return index
 
     def _longest_prefix(self, sequence: TokenSequence, running: PrefixIndex[TokenSequence]) -> tuple[_Source, int]:
         # A match cannot end inside an image: a key holds whole images, and equal values in it mean equal images.
@@ -318,13 +320,16 @@ class LocalEngine:
         trunks = self._trunks(rows, width)
         at = torch.arange(width, device=device)
         if trunks:
-            mask = torch.where(at <= columns, 0.0, -math.inf)[:, None, None]
-            with _attention(module, SHARED_PREFIX):
+            begins = torch.tensor([row.prompt_length - 1 for row in rows], device=device)[:, None]
+            own = (at <= columns) & (at >= begins)
+            mask = torch.where(own, 0.0, -math.inf)[:, None, None, int(begins.min()) :]
+            with using_attention(module, SHARED_PREFIX):
                 output = module.model(**inputs, attention_mask=mask, trunks=trunks)
         elif len(set(starts)) == 1 and (longest == 1 or starts[0] == 0):
             output = module.model(**inputs)  # causal attention is right, and without a mask torch has faster kernels
         else:
-            output = module.model(**inputs, attention_mask=(at <= columns[..., None])[:, None])
+            with using_attention(module, GROUPED if device.type == "cpu" else None):
+                output = module.model(**inputs, attention_mask=(at <= columns[..., None])[:, None])
         for row, feed in zip(rows, feeds, strict=True):
             row.length += feed
         self.stats.passes += 1
@@ -333,24 +338,25 @@ class LocalEngine:
         return output.last_hidden_state  # type: ignore[no-any-return]
 
     def _trunks(self, rows: Sequence[TokenSequence], width: int) -> list[Trunk]:
-        """What the rows share while they decode; nothing unless that at least halves what is read, in few pieces.
+        """The prompts that the rows share while they decode; nothing unless that at least halves what is read.
 
         In float32 only: the scores are products in the model's precision, which torch's own kernels do better.
         """
         if self.model.module.dtype != torch.float32 or any(row.length < row.prompt_length - 1 for row in rows):
             return []
-        if self._families[0] != rows:  # they are the same from step to step
-            self._families = (list(rows), families([row.key[: row.length] for row in rows]))
-        trunks, reads = [], 0
-        for members, length in self._families[1]:
-            first, stop = members[0], members[-1] + 1
-            together = stop - first == len(members)  # a slice saves copies
-            chosen = slice(first, stop) if together else torch.tensor(members, device=self.model.device)
-            end = max(rows[r].length for r in members) + 1
-            trunks.append(Trunk(chosen, first, length, end))
-            reads += length + len(members) * (end - length)
-        few = 3 * len(trunks) <= len(rows) and 2 * reads <= len(rows) * width
-        return trunks if few else []
+        groups: dict[bytes, list[int]] = {}
+        for r, row in enumerate(rows):
+            groups.setdefault(row.trunk, []).append(r)
+        shared = [rows[members[0]].prompt_length - 1 for members in groups.values()]
+        if 2 * (sum(shared) + len(rows) * (width - min(shared))) > len(rows) * width:
+            return []
+        trunks: list[Trunk] = []
+        for members, length in zip(groups.values(), shared, strict=True):
+            first, end = members[0], members[-1] + 1
+            together = end - first == len(members)  # a slice saves copies
+            chosen = slice(first, end) if together else torch.tensor(members, device=self.model.device)
+            trunks.append((chosen, first, length))
+        return trunks
 
     @torch.inference_mode()
     def _decode(self) -> None:
@@ -386,16 +392,6 @@ class LocalEngine:
     def _keep(self, slot: int) -> None:
         sequence = self._active[slot]
         self._store.add(sequence.key[: sequence.length], self._pool.read(slot, sequence.length))
-
-
-@contextmanager
-def _attention(module: Any, implementation: str) -> Iterator[None]:
-    config = module.config.text_config
-    before, config._attn_implementation = config._attn_implementation, implementation
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
 
 
 def one_line(error: BaseException) -> str:

@@ -87,6 +87,8 @@ class TokenSequence:
         self.prompt_length = len(prompt_key)
         self.prompt_key = prompt_key[:-1]
         """What prefill can reuse; decoding always feeds the last token, for its logits."""
+        self.trunk = self.prompt_key.tobytes()
+        """Equal for sequences that can share their prompt while they decode."""
         self.key = np.concatenate([prompt_key, np.zeros(max_tokens, np.int64)])
         self.positions = positions
         self.length = self.reused = 0

@@ -65,7 +65,7 @@ def test_checkpointing_saves_activations(eight_billion: Path) -> None:
 def test_the_skeleton_has_the_parameters_of_the_model() -> None:
     real = sum(p.numel() for p in load_model(shipped_model()).module.parameters())
     assert sum(p.numel() for p in skeleton(str(shipped_model())).parameters()) == real
-    with pytest.raises(ModelError, match="no configuration of a model"):
+    with pytest.raises(ModelError, match="no such model directory"):
         skeleton("./nowhere")
 
 

@@ -7,7 +7,6 @@ directory with `config.json` is enough.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from paravt.config import MessageFiles, PretrainedModel, RLRecipe, SFTRecipe
 from paravt.errors import ModelError, RecipeError
 from paravt.learner import add_adapters, sharded_blocks
-from paravt.models.hub import find_on_hub
+from paravt.models.hub import find_model
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}
 
@@ -92,7 +91,7 @@ class SFTDryRun(Memory):
 
 def skeleton(path: str) -> Any:
     """The model on the meta device. Raises ModelError if there is no configuration at `path`."""
-    cached = Path(path).is_dir() or find_on_hub(path)
+    cached = find_model(path)
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=cached)
         with torch.device("meta"):

@@ -59,7 +59,7 @@ def test_a_hub_that_is_not_there(load: Any, monkeypatch: pytest.MonkeyPatch, cap
 
 def test_a_model_that_the_hub_has_not(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "ENDPOINT", endpoint)
-    assert hub.find_on_hub("owner/there") is False
+    assert hub.find_model("owner/there") is False
     with pytest.raises(ModelError, match="no such model on the hub"):
         load_model("owner/elsewhere")
     with pytest.raises(ModelError, match="not a hub id"):

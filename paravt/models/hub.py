@@ -6,6 +6,7 @@ Asked once before anything is loaded: loading by itself tries each of its files 
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import httpx2
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
@@ -16,16 +17,22 @@ from paravt.errors import ModelError
 log = logging.getLogger(__name__)
 
 ENDPOINT = constants.ENDPOINT
+_NEITHER = "no such model directory (and not a hub id of the form owner/name)"
 _TIMEOUT = 10.0
 """Seconds."""
 
 
-def find_on_hub(name: str) -> bool:
-    """Whether the model is to be loaded from the local cache alone, because the hub cannot be reached.
+def find_model(path: str | Path) -> bool:
+    """Whether the model is on this machine: a directory, or in the cache of a hub that cannot be reached.
 
-    Says what it does. Raises ModelError in one line if the hub has no such model, or can't be reached and the model is
-    not in the cache.
+    Says so if it asks the hub. Raises ModelError in one line if there is no such directory and `path` is no hub id, if
+    the hub has no such model, or if it can't be reached and the model is not in the cache.
     """
+    name = str(path)
+    if Path(path).is_dir():
+        return True
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise ModelError(f"{name}: {_NEITHER}")
     log.warning("%s: no such directory here; asking the hub at %s", name, ENDPOINT)
     try:
         HfApi(endpoint=ENDPOINT).model_info(name, timeout=_TIMEOUT)
@@ -34,7 +41,7 @@ def find_on_hub(name: str) -> bool:
             f"{name}: no such directory here, and no such model on the hub (a private one needs HF_TOKEN)"
         ) from error
     except ValueError as error:
-        raise ModelError(f"{name}: no such model directory (and not a hub id of the form owner/name)") from error
+        raise ModelError(f"{name}: {_NEITHER}") from error
     except (httpx2.HTTPError, OSError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         if not isinstance(try_to_load_from_cache(name, "config.json"), str):

@@ -22,7 +22,7 @@ from paravt.chat import TokenChat
 from paravt.errors import DataError, ModelError
 from paravt.models import qwen3_vl, qwen25_vl
 from paravt.models.base import Family
-from paravt.models.hub import find_on_hub
+from paravt.models.hub import find_model
 from paravt.types import Frame
 
 _FAMILIES: dict[str, Family] = {"qwen3_vl": qwen3_vl.FAMILY, "qwen2_5_vl": qwen25_vl.FAMILY}
@@ -163,13 +163,10 @@ def load_model(path: str | Path, dtype: str = "auto", device: str = "cpu") -> Qw
     Raises ModelError in one line if there is no such model, if it is damaged, incomplete or of another family, and for
     a `dtype` or a `device` that isn't there.
     """
-    here = Path(path).is_dir()
-    if not here and (str(path).count("/") != 1 or str(path).startswith((".", "/", "~"))):
-        raise ModelError(f"{path}: no such model directory (and not a hub id of the form owner/name)")
     if dtype not in _DTYPES:
         raise ModelError(f"{path}: dtype {dtype}: not one of {', '.join(_DTYPES)}")
     where = _device(path, device)
-    source = {"trust_remote_code": False, "local_files_only": here or find_on_hub(str(path))}
+    source = {"trust_remote_code": False, "local_files_only": find_model(path)}
     try:
         config = AutoConfig.from_pretrained(path, **source)
         if config.model_type not in _FAMILIES:

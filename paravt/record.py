@@ -15,6 +15,8 @@ from rich.text import Text
 
 from paravt.config import RLRecipe
 from paravt.episodes import save_episodes
+from paravt.errors import DataError
+from paravt.files import write_whole
 from paravt.metrics import MetricsFile
 from paravt.report import plot_run
 from paravt.rollout import Group
@@ -48,10 +50,21 @@ class Record:
         self._metrics.cut(done)
         self._timings.cut(done)
         self._watch = Watch(recipe.watch)
+        self._warnings = out / "warnings.txt"
+        self._look_again()
         self._trackers = [open_tracker(name, out, recipe.model_dump()) for name in recipe.trackers]
         self._progress = Progress(console=console)
         self._task = self._progress.add_task("rl", total=recipe.steps, completed=done)
         self._live = Live(self._progress, console=console)
+
+    def _look_again(self) -> None:
+        """Show the watch the steps that are there already: what has lasted goes on lasting in a run that is resumed."""
+        told = []
+        for row in self._metrics.rows():
+            known = {name: value for name, value in row.items() if value is not None}
+            told += self._watch.look(row["step"], known)
+        if told or self._warnings.exists():
+            write_whole(self._warnings, "".join(f"{warning}\n" for warning in told))
 
     def __enter__(self) -> Record:
         self._live.start()
@@ -63,7 +76,8 @@ class Record:
         self._live.stop()
         for tracker in self._trackers:
             tracker.close()
-        if self._metrics.path.exists():
+        # on a full disk, what failed first is what has to be said
+        if self._metrics.path.exists() and not isinstance(error, DataError | OSError):
             plot_run(self._metrics.path, self._out / "curves.png")
 
     def add(self, step: int, values: dict[str, float], timings: dict[str, float], groups: Sequence[Group]) -> bool:
@@ -85,6 +99,6 @@ class Record:
         warnings = self._watch.look(step, values)
         for warning in warnings:
             self._console.print(Text(f"warning: {warning}", "bold red"))
-            with (self._out / "warnings.txt").open("a", encoding="utf-8") as file:
+            with self._warnings.open("a", encoding="utf-8") as file:
                 file.write(warning + "\n")
         return bool(warnings) and self._recipe.watch.stop

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from paravt.files import write_whole
 from paravt.learner import StepMetrics
@@ -98,12 +99,13 @@ class MetricsFile:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
-    def cut(self, last_step: int) -> None:
-        """Drop what comes after a step, a line that was cut off included: a resumed run writes it again."""
+    def cut(self, last_step: int) -> list[dict[str, Any]]:
+        """Drop what comes after a step, a line that was cut off included: a resumed run writes it again. What stays."""
         if not self.path.exists():
-            return
+            return []
         kept = [line for line in self.path.read_text(encoding="utf-8").splitlines() if _step(line) <= last_step]
         write_whole(self.path, "".join(f"{line}\n" for line in kept))
+        return [json.loads(line) for line in kept]
 
 
 def _step(line: str) -> float:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.console import Group as Below
@@ -47,20 +48,19 @@ class Record:
     def __init__(self, recipe: RLRecipe, out: Path, console: Console, done: int) -> None:
         self._recipe, self._out, self._console = recipe, out, console
         self._metrics, self._timings = MetricsFile(out / "metrics.jsonl"), MetricsFile(out / "timings.jsonl")
-        self._metrics.cut(done)
-        self._timings.cut(done)
         self._watch = Watch(recipe.watch)
         self._warnings = out / "warnings.txt"
-        self._look_again()
+        self._look_again(self._metrics.cut(done))
+        self._timings.cut(done)
         self._trackers = [open_tracker(name, out, recipe.model_dump()) for name in recipe.trackers]
         self._progress = Progress(console=console)
         self._task = self._progress.add_task("rl", total=recipe.steps, completed=done)
         self._live = Live(self._progress, console=console)
 
-    def _look_again(self) -> None:
+    def _look_again(self, rows: Sequence[dict[str, Any]]) -> None:
         """Show the watch the steps that are there already: what has lasted goes on lasting in a run that is resumed."""
         told = []
-        for row in self._metrics.rows():
+        for row in rows:
             known = {name: value for name, value in row.items() if value is not None}
             told += self._watch.look(row["step"], known)
         if told or self._warnings.exists():

@@ -38,7 +38,7 @@ def save_checkpoint(directory: Path, learner: Learner, run: dict[str, Any], keep
     partial = directory / f"{target.name}.partial"
     try:
         _write(partial, target, learner, run, keep)
-    except (OSError, SafetensorError, CheckpointException) as error:
+    except (OSError, SafetensorError, CheckpointException, DataError) as error:
         if learner.first:
             shutil.rmtree(partial, ignore_errors=True)
         said = (str(_cause(error)).strip() or type(error).__name__).splitlines()[0]
@@ -75,9 +75,11 @@ def _write(partial: Path, target: Path, learner: Learner, run: dict[str, Any], k
 
 
 def _cause(error: BaseException) -> BaseException:
-    """The failure to write beneath what torch makes of it."""
+    """The failure to write beneath what torch, or a model, makes of it."""
     if isinstance(error, CheckpointException):  # of all ranks
         error = next(iter(error.failures.values()))[0]
+    elif isinstance(error, DataError):
+        error = error.__cause__ or error
     beneath: BaseException | None = error
     while beneath is not None and not isinstance(beneath, OSError):
         beneath = beneath.__context__

@@ -47,7 +47,7 @@ PAPER = {
         "rollout.temperature": "0.7",
         "rollout.max_concurrent": "64",
         "episode.frame_budget": "64",
-        "episode.max_turns": "3",
+        "episode.max_turns": "4 (3 with calls)",
         "episode.max_tokens": "2048",
         "episode.max_context_tokens": "32768",
         "episode.think_prefix": "true",

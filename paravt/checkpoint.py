@@ -130,10 +130,12 @@ def load_checkpoint(path: Path, learner: Learner) -> dict[str, Any]:
 
 
 def check_room(out: Path, learner: Learner, keep: int) -> None:
-    """Raises RecipeError if the disk cannot hold the checkpoints of a run, or `out` cannot be written to."""
+    """Raises RecipeError if the disk cannot hold the checkpoints that a run has still to write beside those that are
+    there, or `out` cannot be written to."""
     model = sum(p.numel() * p.element_size() for p in learner.scorer.parameters())
     trained = sum(p.numel() * p.element_size() for p in learner.scorer.parameters() if p.requires_grad)
-    needed = (keep + 1) * (model + 3 * trained)  # weights; trained ones again, with the two moments of Adam
+    more = max(1, keep + 1 - len(complete_checkpoints(out / "checkpoints")))  # one too many for a moment
+    needed = more * (model + 3 * trained)  # weights; trained ones again, with the two moments of Adam
     probe = out / ".writable"
     try:
         probe.touch()
@@ -142,4 +144,4 @@ def check_room(out: Path, learner: Learner, keep: int) -> None:
     except OSError as error:
         raise RecipeError(f"{out}: cannot be written to: {error.strerror or error}") from error
     if free < needed:
-        raise RecipeError(f"{out}: {keep + 1} checkpoints need {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
+        raise RecipeError(f"{out}: {more} more checkpoints need {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")

@@ -125,9 +125,10 @@ class _Run:
             speed = sampled_tokens(batch.everyone) / (ended - started)
             timings = {"rollout": sampled - started, "learn": ended - sampled, "tokens_per_second": speed}
             stop = record.add(step, values, timings, batch.everyone)
-        if step % self.recipe.checkpoint_every == 0 or step == self.recipe.steps:
+        stop = (await self.ranks.gather(stop))[0]
+        if stop or step % self.recipe.checkpoint_every == 0 or step == self.recipe.steps:
             await self.save()
-        return (await self.ranks.gather(stop))[0]
+        return stop
 
     async def learn(self, batch: Batch) -> tuple[int, StepMetrics | None]:
         """The number of rows in all processes, and what the update did; None if there is nothing to learn from."""

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 from paravt.config import MessageFiles, PretrainedModel, SFTRecipe, Stage
+from paravt.engines.base import stable_seed
 from paravt.models import QwenVL, load_model
 from paravt.provenance import claim_run
 from paravt.sft_rows import Corpus, export_stage, train_on_rows
@@ -142,7 +143,11 @@ def run_sft(
     columns = (*Progress.get_default_columns(), TextColumn("loss {task.fields[loss]:.3f}"))
     with claim_run(out, recipe.model_dump_json(indent=1)), Progress(*columns, console=console) as progress:
         # before a model is loaded: a wrong path should not take a minute to say so
-        corpora = {s.name: Corpus(s.data, recipe.seed) for s in recipe.stages if isinstance(s.data, MessageFiles)}
+        corpora = {
+            s.name: Corpus(s.data, stable_seed(recipe.seed, s.name))
+            for s in recipe.stages
+            if isinstance(s.data, MessageFiles)
+        }
         for number, stage in enumerate(recipe.stages):
             target, unfinished = out / stage.name, out / f"{stage.name}.partial"
             checkpoints = out / "checkpoints" / stage.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,8 +12,8 @@ import pytest
 import torch
 from test_learner import configure, fresh_model
 
-from paravt.checkpoint import choose_checkpoint, complete_checkpoints, load_checkpoint, save_checkpoint
-from paravt.errors import DataError
+from paravt.checkpoint import check_room, choose_checkpoint, complete_checkpoints, load_checkpoint, save_checkpoint
+from paravt.errors import DataError, RecipeError
 from paravt.learner import Learner
 from paravt.models import load_model
 
@@ -60,6 +61,26 @@ def test_a_model_that_does_not_fit(tmp_path: Path) -> None:
         model.save(tmp_path / "out")
     model.save(tmp_path / "out")
     load_model(tmp_path / "out", "float32")
+
+
+def test_room_is_asked_for_what_is_still_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that fitted when it began fits when it goes on: its checkpoints are on the disk already."""
+    learner = trained()
+    size = 4 * sum(p.numel() * p.element_size() for p in learner.scorer.parameters())
+    learner.steps = 1
+
+    def free(room: float) -> None:
+        usage = shutil.disk_usage(tmp_path)._replace(free=int(room * size))
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+
+    free(2.5)
+    with pytest.raises(RecipeError, match="3 more checkpoints need"):
+        check_room(tmp_path, learner, keep=2)
+    free(3.5)
+    check_room(tmp_path, learner, keep=2)
+    save_checkpoint(tmp_path / "checkpoints", learner, {}, keep=2)
+    free(2.5)
+    check_room(tmp_path, learner, keep=2)
 
 
 def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:

@@ -457,13 +457,21 @@ def test_rl_rows_are_samples(root: Path, tmp_path: Path) -> None:
         samples, skipped = read_question_rows([str(path)], root)
         assert not skipped
         assert [(s.id, s.type, s.answer) for s in samples] == [
-            (f"{path.stem}/0", "temporal", "1.0 - 2.5"), (f"{path.stem}/1", "choice", "B"),
-            (f"{path.stem}/2", "open", "a cat"),
+            (f"{path.name}/0", "temporal", "1.0 - 2.5"), (f"{path.name}/1", "choice", "B"),
+            (f"{path.name}/2", "open", "a cat"),
         ]  # fmt: skip
         assert {(s.question, s.video) for s in samples} == {
             ("When does it happen?", str(root / "museg/charades/b.mp4"))
         }
         assert samples[0].metadata == {"source": "charades_tvg", "question_type": "tvg", "system": "s"}
+
+
+def test_rows_of_files_of_one_name_have_ids_of_their_own(root: Path, tmp_path: Path) -> None:
+    for part in ("a", "b"):
+        (tmp_path / part).mkdir()
+        write_lines(tmp_path / part / "train.jsonl", [rl_row()])
+    samples, _ = read_question_rows([str(tmp_path / "*" / "train.jsonl")], root)
+    assert [sample.id for sample in samples] == ["a/train.jsonl/0", "b/train.jsonl/0"]
 
 
 @pytest.mark.parametrize(

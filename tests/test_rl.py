@@ -75,6 +75,13 @@ def test_a_run_leaves_what_it_should(whole: Path) -> None:
     assert any(not torch.equal(value, start[name]) for name, value in weights(whole).items())
 
 
+def test_a_run_that_the_watch_ends_leaves_its_last_step(tmp_path: Path) -> None:
+    few = ("watch.stop=true", "watch.patience=2", "watch.min_kappa=99", "checkpoint_every=50", "steps=9")
+    train_rl(recipe("full", *few), tmp_path, QUIET)
+    assert [row["step"] for row in metrics(tmp_path)] == [1, 2]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000002"]
+
+
 def test_the_same_recipe_gives_the_same_numbers(whole: Path, tmp_path: Path) -> None:
     train_rl(recipe(), tmp_path / "again", QUIET)
     assert metrics(tmp_path / "again") == metrics(whole)

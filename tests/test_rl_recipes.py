@@ -46,6 +46,7 @@ def test_the_rows_are_the_table() -> None:
         ("reward.anchor_weight=0.5", "paid with anchor.credit: sequence only"),
         ("episode.call_timeout=5", "deterministic runs have no time-outs"),
         ("rollout.group_size=1", "rollout.group_size"),
+        ("rollout.max_staleness=1", "deterministic runs do not run ahead"),
         ("anchor.colour=red", "anchor"),
         ("loss.clip_low=2", "loss"),
         ("optimizer.schedule=cosine", "total_steps"),
@@ -56,6 +57,13 @@ def test_impossible_mixes_are_refused_in_one_line(change: str, message: str) -> 
     with pytest.raises(RecipeError, match=message) as caught:
         load_recipe(RLRecipe, ROWS / "base.yaml", [change])
     assert "\n" not in str(caught.value)
+
+
+def test_running_ahead_needs_weights_for_old_tokens() -> None:
+    changes = ["deterministic=false", "rollout.max_staleness=1", "loss.importance_cap=null"]
+    assert load_recipe(RLRecipe, ROWS / "base.yaml", changes[:2]).rollout.max_staleness == 1
+    with pytest.raises(RecipeError, match=r"max_staleness needs loss\.importance_cap"):
+        load_recipe(RLRecipe, ROWS / "base.yaml", changes)
 
 
 def test_a_recipe_cannot_be_its_own_base(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ class RolloutRecipe(Strict):
     temperature: Annotated[float, Field(gt=0)] = 0.7
     """Of all sampling, main agent and sub-agents."""
     max_concurrent: Positive = 64
-    """Episodes at a time."""
+    """Episodes at a time, in each process."""
     max_refills: Annotated[int, Field(ge=0)] = 0
     """Dynamic sampling: how often groups that teach nothing are replaced by new prompts, in a step."""
     max_staleness: Annotated[int, Field(ge=0)] = 0
@@ -119,6 +119,8 @@ class RLRecipe(Strict):
             raise ValueError("deterministic runs have no time-outs: unset episode.call_timeout")
         if self.deterministic and self.rollout.max_staleness:
             raise ValueError("deterministic runs do not run ahead: rollout.max_staleness must be 0")
+        if self.rollout.max_staleness and self.loss.importance_cap is None:
+            raise ValueError("rollout.max_staleness needs loss.importance_cap: old tokens have to be weighed")
         return self
 
     def learner_config(self) -> LearnerConfig:

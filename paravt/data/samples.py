@@ -8,6 +8,7 @@ Ours have one object a line with `video`, `question`, and maybe `options`, `answ
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -60,18 +61,22 @@ def read_samples(path: str | Path) -> list[Sample]:
 def read_question_rows(files: Sequence[str], root: str | Path | None = None) -> tuple[list[Sample], Counter[str]]:
     """Rows of published RL data as samples, and how many were skipped for which reason.
 
-    `root` is where relative paths of videos begin. An id is the file's name and the row's number. The prompt's system
-    turn goes to `Sample.metadata`: the episode has one of its own. Raises DataError if no row can be used.
+    `root` is where relative paths of videos begin. An id is the file's name (from the directory on that all files have
+    in common) and the row's number. The prompt's system turn goes to `Sample.metadata`: the episode has one of its own.
+    Raises DataError if no row can be used.
     """
     samples: list[Sample] = []
     skipped: Counter[str] = Counter()
     first = ""
-    for path in find_files(files):
+    found = find_files(files)
+    common = os.path.commonpath([path.absolute().parent for path in found])
+    for path in found:
+        name = path.absolute().relative_to(common).as_posix()
         for group in open_groups(path):
             rows = read_group(group)
             for index in range(len(rows)):
                 try:
-                    samples.append(row_sample(rows[index], f"{path.stem}/{group.first + index}", root))
+                    samples.append(row_sample(rows[index], f"{name}/{group.first + index}", root))
                 except RowError as error:
                     skipped[error.reason] += 1
                     first = first or f"{path}: row {group.first + index}: {error}"

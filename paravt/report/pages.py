@@ -16,7 +16,8 @@ _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u206
 
 
 def render_html(template: str, values: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
-    """`template` is a file of `paravt/report`; `picture(name)` in it gives one of `pictures` (PNG) as an image."""
+    """`template` is a file of `paravt/report/templates`; `picture(name)` in it gives one of `pictures` (PNG) as an
+    image."""
     environment = _environment(autoescape=True)
 
     def picture(name: str) -> Markup:

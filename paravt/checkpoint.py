@@ -12,6 +12,8 @@ import json
 import re
 import shutil
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +58,13 @@ def _write(partial: Path, target: Path, learner: Learner, run: dict[str, Any], k
     learner.merge_and_export(partial / "model")
     if learner.peft is not None:
         learner.save_adapters(partial / "adapters")
+    new = not learner.optimizer.state
     parameters, optimizer = get_state_dict(learner.scorer, learner.optimizer, options=_OPTIONS)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as it should be with one process
+    if new:  # to have a state at all, torch has made a step with a learning rate of 0, which would count
+        for state in learner.optimizer.state.values():
+            state["step"].zero_()
+        parameters, optimizer = get_state_dict(learner.scorer, learner.optimizer, options=_OPTIONS)
+    with _quiet():
         save(
             {"parameters": parameters, "optimizer": optimizer},
             checkpoint_id=partial / "state",
@@ -113,10 +119,24 @@ def choose_checkpoint(directory: Path, resume: str) -> Path | None:
 
 
 def load_checkpoint(path: Path, learner: Learner) -> dict[str, Any]:
-    """Put the learner where it was; returns the `run` of `save_checkpoint` and the `step`. All ranks call it."""
+    """Put the learner where it was; returns the `run` of `save_checkpoint` and the `step`. All ranks call it.
+
+    Raises DataError if the checkpoint is damaged.
+    """
+    try:
+        return _load(path, learner)
+    except (OSError, CheckpointException, ValueError, KeyError, TypeError, RuntimeError) as error:
+        said = (str(_cause(error)).strip() or type(error).__name__).splitlines()[0]
+        raise DataError(f"{path}: cannot be read: {said}; remove it to go on from an older one") from error
+
+
+def _load(path: Path, learner: Learner) -> dict[str, Any]:
+    run: dict[str, Any] = json.loads((path / "run.json").read_text(encoding="utf-8"))
+    steps = int(run["step"])
     parameters, optimizer = get_state_dict(learner.scorer, learner.optimizer, options=_OPTIONS)
     state: dict[str, Any] = {"parameters": parameters, "optimizer": optimizer}
-    load(state, checkpoint_id=path / "state", no_dist=learner.mesh is None)
+    with _quiet():
+        load(state, checkpoint_id=path / "state", no_dist=learner.mesh is None)
     set_state_dict(
         learner.scorer,
         learner.optimizer,
@@ -124,9 +144,15 @@ def load_checkpoint(path: Path, learner: Learner) -> dict[str, Any]:
         optim_state_dict=state["optimizer"],
         options=_OPTIONS,
     )
-    run: dict[str, Any] = json.loads((path / "run.json").read_text(encoding="utf-8"))
-    learner.steps = run["step"]
+    learner.steps = steps
     return run
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as it should be with one process
+        yield
 
 
 def check_room(out: Path, learner: Learner, keep: int) -> None:

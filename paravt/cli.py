@@ -163,12 +163,16 @@ def sft(
 @app.command()
 def export(
     base: Annotated[str, typer.Argument(help="The model that the adapters were trained on.", show_default=False)],
-    adapters: Annotated[Path, typer.Argument(help="A directory in peft's format.", show_default=False)],
+    adapters: Annotated[
+        Path, typer.Argument(help="A directory in peft's format, or a checkpoint of a run.", show_default=False)
+    ],
     out: Annotated[Path, typer.Argument(help="The directory to write.", show_default=False)],
 ) -> None:
     """Merge adapters into their model, and write a checkpoint that loads as it is."""
     from paravt.models import load_model, merge_adapters
 
+    if (adapters / "adapters").is_dir():  # a checkpoint of a run
+        adapters = adapters / "adapters"
     merged = merge_adapters(load_model(base), adapters)
     merged.save(out)
 

@@ -48,6 +48,10 @@ class LoRA:
     targets: tuple[str, ...] | None = None
     """Last names of linear layers of the text model; None: all of them."""
 
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"rank must be at least 1, got {self.rank}")
+
 
 @dataclass(frozen=True)
 class LearnerConfig:

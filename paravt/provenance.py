@@ -43,11 +43,27 @@ def claim_run(out: Path, recipe: str) -> IO[str]:
         if not made.exists():
             write_whole(made, recipe + "\n")
         elif made.read_text(encoding="utf-8") != recipe + "\n":
-            raise RecipeError(f"{out}: holds a run of another recipe; choose another --out")
+            raise RecipeError(f"{out}: holds a run of another recipe{_difference(made, recipe)}; choose another --out")
         write_whole(out / "versions.json", json.dumps(provenance(), indent=1) + "\n")
         return lock
     except OSError as error:
         raise RecipeError(f"{out}: cannot be written to: {error.strerror or error}") from error
+
+
+def _difference(made: Path, recipe: str) -> str:
+    """The first setting in which two recipes differ, in words."""
+    try:
+        old, new = json.loads(made.read_text(encoding="utf-8")), json.loads(recipe)
+    except ValueError:
+        return ""
+    where: list[str] = []
+    while isinstance(old, dict) and isinstance(new, dict):
+        key = next((key for key in (*new, *old) if old.get(key) != new.get(key)), None)
+        if key is None:
+            return ""
+        where.append(key)
+        old, new = old.get(key), new.get(key)
+    return f" ({'.'.join(where)}: {json.dumps(old)}, now {json.dumps(new)})"
 
 
 def lock_directory(out: Path) -> IO[str]:

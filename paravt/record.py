@@ -96,6 +96,8 @@ class Record:
         shown = " ".join(f"{name} {every[key]:.3g}" for name, key in _SHOWN.items() if key in every)
         self._progress.update(self._task, completed=step)
         self._live.update(Below(self._progress, Text(shown, "dim")))
+        if not self._console.is_terminal:  # a log file
+            self._console.print(Text(f"step {step} of {self._recipe.steps}: {shown}"), soft_wrap=True)
         warnings = self._watch.look(step, values)
         for warning in warnings:
             self._console.print(Text(f"warning: {warning}", "bold red"))

@@ -70,7 +70,12 @@ def reward(episode: Episode, config: RewardConfig, accuracy_score: Score | None 
         "tool": tool_reward(episode, right, call_cost=config.call_cost),
     }
     for name, function in zip(config.functions, functions, strict=True):
-        terms[name] = _user_score(name, function(episode))
+        try:
+            found = function(episode)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise RecipeError(f"reward function {name!r} failed on sample {episode.sample.id}: {said}") from error
+        terms[name] = _user_score(name, found)
     weights = dict.fromkeys(names, 1.0)
     weights |= {"accuracy": config.accuracy_weight, "format": config.format_weight, "tool": config.tool_weight}
     return {**terms, "total": _total(terms, weights)}
@@ -365,6 +370,8 @@ def load_function(name: str) -> RewardFunction:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise RecipeError(f"reward function {name!r}: {error}; is its folder in PYTHONPATH?") from error
+    except (SyntaxError, TypeError, ValueError) as error:
+        raise RecipeError(f"reward function {name!r}: cannot be imported: {error}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
         raise RecipeError(f"reward function {name!r}: {module_name} has no function {function_name}")
@@ -373,11 +380,13 @@ def load_function(name: str) -> RewardFunction:
 
 
 def _user_score(name: str, score: object) -> Score:
-    if not isinstance(score, Score) or (score.value is not None and not math.isfinite(score.value)):
-        raise RecipeError(
-            f"reward function {name!r} returned {score!r:.80}; it must return a Score with a finite value"
-        )
-    return score
+    """What a user reward returned: a Score, or a number for one."""
+    value = score.value if isinstance(score, Score) else score
+    if isinstance(score, Score) and value is None:
+        return score
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise RecipeError(f"reward function {name!r} returned {score!r:.80}; it must be a finite number or a Score")
+    return score if isinstance(score, Score) else Score(float(value))
 
 
 # ---------------------------------------------------------------------------------------------------- logs

@@ -31,6 +31,7 @@ from paravt.models import QwenVL, load_model
 from paravt.provenance import claim_run
 from paravt.ranks import Ranks
 from paravt.record import Record
+from paravt.rollout import check_scored
 from paravt.sampler import Batch, Sampler, open_rollout
 from paravt.spans import byte_reader
 from paravt.trackers import check_trackers
@@ -113,6 +114,8 @@ class _Run:
         """One update, and all that goes with it. True if the run is to end."""
         started = time.monotonic()
         batch = await self.sampler.batch(self.learner.steps)
+        if step == 1:
+            check_scored(batch.everyone)
         sampled = time.monotonic()
         rows, learned = await self.learn(batch)
         await self.engine.load_policy(self.learner.steps, await self.ranks.call(self.weights))

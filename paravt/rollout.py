@@ -13,6 +13,7 @@ from paravt.agent import EpisodeConfig, run_episode
 from paravt.algo import draw_frame_budget, group_advantages
 from paravt.data import Draw
 from paravt.engines.base import Engine, stable_seed
+from paravt.errors import DataError
 from paravt.judge import Judge
 from paravt.rewards import RewardConfig, reward
 from paravt.types import Episode, Sample, Score, Trace
@@ -114,3 +115,12 @@ def _blind(trace: Trace) -> Trace:
         for segment in trace.segments
     ]
     return replace(trace, segments=tuple(segments))
+
+
+def check_scored(groups: Sequence[Group]) -> None:
+    """Raises DataError if all episodes failed: a run whose videos or server are not there should not go on."""
+    episodes = [episode for group in groups for episode in group.episodes]
+    if episodes and not any(episode.rewards["total"].scored for episode in episodes):
+        failures = [error.message for episode in episodes for error in episode.errors if not error.scored]
+        reason = failures[0] if failures else episodes[0].rewards["total"].explanation
+        raise DataError(f"none of the {len(episodes)} episodes of the first step could be scored; the first: {reason}")

@@ -28,6 +28,10 @@ class WatchConfig:
     stop: bool = False
     """End the run at the first warning."""
 
+    def __post_init__(self) -> None:
+        if self.patience < 1:
+            raise ValueError(f"patience must be at least 1, got {self.patience}")
+
 
 class Watch:
     """Counts, for each danger, how many steps in a row it has lasted."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -83,13 +84,29 @@ def load_recipe(kind: type[R], path: str | Path, overrides: Sequence[str] = ()) 
     tree = _read(Path(path))
     for override in overrides:
         _override(tree, override)
+    odd = next(_not_finite(tree), None)
+    if odd is not None:
+        raise RecipeError(f"{path}: {odd}: must be a finite number")
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "recipe"
-        message = "there is no such setting" if first["type"] == "extra_forbidden" else first["msg"]
+        message = (
+            "there is no such setting"
+            if first["type"] == "extra_forbidden"
+            else first["msg"].removeprefix("Value error, ")
+        )
         raise RecipeError(f"{path}: {where}: {message}") from error
+
+
+def _not_finite(node: object, where: str = "") -> Iterator[str]:
+    """The keys of numbers that nothing can be trained with."""
+    if isinstance(node, float) and not math.isfinite(node):
+        yield where
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in items:
+        yield from _not_finite(value, f"{where}.{key}" if where else str(key))
 
 
 def _read(path: Path, inner: frozenset[Path] = frozenset()) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from paravt.algo import CreditConfig, LossCounts, batch_marks_mean, loss_counts, loss_weights, rows_from_group
 from paravt.checkpoint import check_room, choose_checkpoint, load_checkpoint, save_checkpoint
-from paravt.config import RLRecipe
+from paravt.config import RLRecipe, check_precision
 from paravt.data import Cursor, SampleStream
 from paravt.learner import Learner, StepMetrics
 from paravt.metrics import Truth, learner_metrics, rollout_metrics, sampled_tokens, staleness_metrics
@@ -54,9 +54,11 @@ def run_rl(
     A run that was stopped at any moment goes on from its newest complete checkpoint, on any number of processes;
     `resume` can be "never" (it is an error if there is one) or the path of a checkpoint to start from. `truth` tells
     whether sub-agents' reports are true, where the task knows. All `ranks` call this, with the same arguments.
-    Raises RecipeError if `out` holds a run of another recipe or cannot hold this one.
+    Raises RecipeError if `out` holds a run of another recipe or cannot hold this one, and where one process would
+    train all weights in 16 bits.
     """
     check_trackers(recipe.trackers)
+    check_precision(recipe.model.dtype, adapters=recipe.lora is not None, processes=ranks.size)
     with claim_run(out, recipe.model_dump_json(indent=1)) if ranks.first else nullcontext():
         asyncio.run(_Run(recipe, out, console, samples, reader, ranks, truth).train(resume))
 
@@ -80,6 +82,8 @@ class _Run:
         device = ranks.device(recipe.model.device)
         model = sampled = load_model(recipe.model.path, recipe.model.dtype, device)
         self.dtype = model.module.dtype
+        loaded = str(self.dtype).removeprefix("torch.")  # of `auto` it is known only now
+        check_precision(loaded, adapters=recipe.lora is not None, processes=ranks.size)
         config, mesh = recipe.learner_config(), ranks.mesh(device)
         # A learner that is sharded, or that works while episodes run, leaves the engine a model of its own.
         self.copied = mesh is not None or recipe.rollout.max_staleness > 0

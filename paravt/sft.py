@@ -22,7 +22,7 @@ from rich.progress import Progress, TextColumn
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
-from paravt.config import MessageFiles, PretrainedModel, SFTRecipe, Stage
+from paravt.config import MessageFiles, PretrainedModel, SFTRecipe, Stage, check_precision
 from paravt.engines.base import stable_seed
 from paravt.models import QwenVL, load_model
 from paravt.provenance import claim_run
@@ -89,8 +89,12 @@ def train_stage(
     metrics: Path,
     on_step: Callable[..., None] = lambda *, loss: None,
 ) -> None:
-    """Train one stage; a line of metrics every `log_every` steps is added to the JSONL file `metrics`."""
+    """Train one stage; a line of metrics every `log_every` steps is added to the JSONL file `metrics`.
+
+    Raises RecipeError for weights of 16 bits.
+    """
     module = model.module
+    check_precision(str(module.dtype).removeprefix("torch."), adapters=False)
     optimizer = torch.optim.AdamW(module.parameters(), betas=recipe.betas, weight_decay=recipe.weight_decay)
     module.train()
     losses: list[float] = []

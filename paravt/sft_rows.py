@@ -18,7 +18,7 @@ import torch
 
 from paravt.chat import TokenChat
 from paravt.checkpoint import check_room, choose_checkpoint, load_checkpoint, save_checkpoint
-from paravt.config import MessageFiles, SFTRecipe, Stage
+from paravt.config import MessageFiles, SFTRecipe, Stage, check_precision
 from paravt.data.batches import Prefetch, batches
 from paravt.data.rows import Position, RowSource, RowStream
 from paravt.data.skips import RowError
@@ -75,8 +75,10 @@ def train_on_rows(
     """Train one stage, from its newest checkpoint in `out/checkpoints/<name>` if there is one.
 
     `out/<name>.jsonl` gets a line for each step, `out/<name>.timings.jsonl` how long it took and how much of that was
-    waiting for data. Raises DataError if no row can be used, FloatingPointError if a gradient is not finite.
+    waiting for data. Raises DataError if no row can be used, FloatingPointError if a gradient is not finite,
+    RecipeError if all weights are to be trained in 16 bits.
     """
+    check_precision(str(model.module.dtype).removeprefix("torch."), adapters=recipe.lora is not None)
     if recipe.freeze_vision:
         model.module.model.visual.requires_grad_(False)
     torch.manual_seed(stable_seed(recipe.seed, stage.name))  # adapters begin at random

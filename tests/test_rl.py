@@ -113,6 +113,19 @@ def test_killed_twice_and_started_again_it_ends_the_same(whole: Path, tmp_path: 
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+def test_one_process_does_not_train_all_weights_in_16_bits(tmp_path: Path) -> None:
+    lost = r"model.dtype bfloat16 without adapters needs several processes \(--nproc\)"
+    with pytest.raises(RecipeError, match=lost):
+        train_rl(recipe("full", "model.dtype=bfloat16"), tmp_path / "said", QUIET)
+    assert not (tmp_path / "said").exists()
+    load_model(shipped_model(), "bfloat16").save(tmp_path / "half")
+    half = ("full", f"model.path={tmp_path / 'half'}", "model.dtype=auto", "steps=1")
+    with pytest.raises(RecipeError, match=lost):
+        train_rl(recipe(*half), tmp_path / "found", QUIET)
+    train_rl(recipe(*half, "lora={rank: 2}"), tmp_path / "adapted", QUIET)
+    assert len(metrics(tmp_path / "adapted")) == 1
+
+
 def test_another_recipe_does_not_go_on_with_a_run(whole: Path) -> None:
     with pytest.raises(RecipeError, match="holds a run of another recipe"):
         train_rl(recipe("full", "seed=1"), whole, QUIET)

@@ -268,6 +268,28 @@ def test_bad_recipes(root: Path, tmp_path: Path, data: dict[str, Any], message: 
         load_recipe(SFTRecipe, path)
 
 
+def test_all_weights_are_not_trained_in_16_bits(root: Path, tmp_path: Path) -> None:
+    """An update would be lost: refused where the recipe says so, and where the checkpoint does."""
+    lab = {"name": "lab", "steps": 2, "batch_size": 2, "learning_rate": 1e-3, "data": {"kinds": {"crop": 1}}}
+    path, lost = tmp_path / "r.yaml", "model.dtype bfloat16 without adapters would lose most updates; set model.dtype"
+    pretrained = {"kind": "pretrained", "path": str(shipped_model()), "dtype": "bfloat16"}
+    lora = {"lora": {"rank": 2, "alpha": 4}}
+    for tree in (recipe(stage(root), model=pretrained), recipe(lab, stage(root), model=pretrained, **lora)):
+        path.write_text(yaml.safe_dump(tree))
+        with pytest.raises(RecipeError, match=lost) as caught:
+            load_recipe(SFTRecipe, path)
+        assert "\n" not in str(caught.value)
+
+    load_model(shipped_model(), "bfloat16").save(tmp_path / "half")
+    model = {"kind": "pretrained", "path": str(tmp_path / "half")}
+    for number, trained in enumerate((stage(root), lab)):
+        with pytest.raises(RecipeError, match=lost):
+            train(recipe(trained, model=model), tmp_path / f"run{number}")
+    train(recipe(stage(root, steps=2), model=model, **lora), tmp_path / "adapted")
+    start, after = weights(tmp_path / "half"), weights(tmp_path / "adapted" / "rows")
+    assert any(not torch.equal(start[name], after[name]) for name in start)
+
+
 def test_rows_of_questions_in_a_recipe(tmp_path: Path) -> None:
     path = tmp_path / "rl.yaml"
     path.write_text("{model: {kind: pretrained, path: m}, data: {kind: rows, files: [a.parquet], root: d}}")

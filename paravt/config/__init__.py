@@ -1,6 +1,14 @@
 """Recipes: what a run is made of, validated before anything is loaded."""
 
-from paravt.config.base import EpisodeRecipe, Positive, PretrainedModel, Strict, TinyModel, load_recipe
+from paravt.config.base import (
+    EpisodeRecipe,
+    Positive,
+    PretrainedModel,
+    Strict,
+    TinyModel,
+    check_precision,
+    load_recipe,
+)
 from paravt.config.data import (
     LabMixture,
     LabQuestions,
@@ -33,5 +41,6 @@ __all__ = [
     "TinyModel",
     "Validation",
     "WeightedFiles",
+    "check_precision",
     "load_recipe",
 ]

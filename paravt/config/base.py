@@ -53,6 +53,20 @@ class PretrainedModel(Strict):
     """cpu, cuda, cuda:1 ..."""
 
 
+def check_precision(dtype: str, *, adapters: bool, processes: int | None = None) -> None:
+    """All weights are trained in float32, or by several processes, whose shards are; adapters always are.
+
+    In 16 bits an update of usual size is smaller than half of a weight's last digit, and lost. `processes`: None where
+    there is no choice of them. Raises RecipeError.
+    """
+    if adapters or dtype not in ("bfloat16", "float16") or (processes or 1) > 1:
+        return
+    several = "" if processes is None else "needs several processes (--nproc), which keep float32 master weights; "
+    raise RecipeError(
+        f"model.dtype {dtype} without adapters {several or 'would lose most updates; '}set model.dtype: float32 or lora"
+    )
+
+
 class EpisodeRecipe(Strict):
     """See `paravt.agent.EpisodeConfig`. There is no forced answer and no time-out in training, unless one is set."""
 

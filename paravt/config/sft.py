@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from paravt.config.base import Positive, PretrainedModel, Strict, TinyModel
+from paravt.config.base import Positive, PretrainedModel, Strict, TinyModel, check_precision
 from paravt.config.data import LabMixture, MessageFiles
+from paravt.errors import RecipeError
 from paravt.learner import LearnerConfig, LoRA
 from paravt.loss import LossConfig
 from paravt.optim import OptimizerConfig
@@ -70,6 +71,7 @@ class SFTRecipe(Strict):
     token_budget: Positive = 8_192
     """Most tokens that go through the model at a time; a batch of more is accumulated."""
     activation_checkpointing: bool = False
+    """Compute activations again in the backward pass (less memory, more time); stages on files only."""
     checkpoint_every: Positive = 200
     """Steps within a stage. Stages on the lab's traces are short and are repeated instead."""
     keep_checkpoints: Positive = 2
@@ -84,6 +86,13 @@ class SFTRecipe(Strict):
         on_files = any(isinstance(stage.data, MessageFiles) for stage in self.stages)
         if not on_files and (self.lora or self.freeze_vision or self.activation_checkpointing):
             raise ValueError("lora, freeze_vision and activation_checkpointing are for stages on files")
+        if isinstance(self.model, PretrainedModel):
+            # stages on the lab's traces train all weights, whatever the others do
+            adapters = self.lora is not None and all(isinstance(stage.data, MessageFiles) for stage in self.stages)
+            try:
+                check_precision(self.model.dtype, adapters=adapters)
+            except RecipeError as error:
+                raise ValueError(str(error)) from error
         return self
 
     def learner_config(self, stage: Stage) -> LearnerConfig:

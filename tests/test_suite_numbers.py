@@ -281,6 +281,13 @@ def test_the_code_is_what_it_means(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not after("b.py", "def f():\n    return 2\n")
 
 
+def test_the_code_of_a_training_leaves_out_the_command_line_and_the_report() -> None:
+    files = {path.relative_to(code._PACKAGE).as_posix() for path in code._closure("paravt.lab.factory")}
+    assert {"rl.py", "sft.py", "learner.py", "algo.py", "lab/world.py"} <= files
+    others = {"__main__.py", "cli.py", *(f"lab/{name}.py" for name in ("claims", "results", "stages", "suite"))}
+    assert not files & others
+
+
 # ---------------------------------------------------------------------------------------------------- gating
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "lab" / "rl" / "full.yaml"

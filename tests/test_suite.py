@@ -230,6 +230,17 @@ def test_a_suite_that_cannot_be_is_refused_in_one_line(tmp_path: Path, change: d
     assert not (tmp_path / "out").exists()
 
 
+def test_a_model_that_learns_from_files_is_refused_in_one_line(tmp_path: Path) -> None:
+    """Files log other lines, and their content is in no stage's name."""
+    data = "stages.0.data={kind: messages, files: [rows.jsonl]}"
+    models = {**SUITE["models"], "dose": {"recipe": "sft.yaml", "start": "strong", "set": [data]}}
+    path = write_suite(tmp_path, {**SUITE, "models": models})
+    with pytest.raises(RecipeError, match=r"sft\.yaml: stage 'act' is on files; models of a suite learn") as caught:
+        run_suite(tmp_path / "out", QUIET, "quick", file=path)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_evaluation_that_cannot_be_names_its_row(tmp_path: Path) -> None:
     rows = {**SUITE["rows"], "wrong": {"model": "dose", "section": "peers", "evaluation": {"dispatch": "sideways"}}}
     path = write_suite(tmp_path, {**SUITE, "rows": rows})

@@ -34,7 +34,7 @@ from paravt.lab.code import code_hash
 from paravt.lab.evaluate import run_evaluation
 from paravt.lab.evaluation_recipe import Evaluation, EvaluationRecipe
 from paravt.lab.factory import train_rl, train_sft
-from paravt.lab.suite_recipe import Mode, RowRecipe, SuiteRecipe
+from paravt.lab.suite_recipe import Mode, RowRecipe, SuiteRecipe, load_model_recipe
 
 Kind = Literal["sft", "rl", "evaluation"]
 Recipe: TypeAlias = "SFTRecipe | RLRecipe | EvaluationRecipe"
@@ -129,7 +129,7 @@ class _Planner:
         parent = None if made.start is None else self.model(made.start)
         if parent is not None:
             changes.append(f"model={_flow({'kind': 'pretrained', 'path': parent.model, 'dtype': 'float32'})}")
-        recipe = load_recipe(SFTRecipe, self.path.parent / made.recipe, changes)
+        recipe = load_model_recipe(made, self.path, changes)
         label = f"model {name}"
         return self.plan.add(
             Stage("sft", label, recipe, None if parent is None else parent.name, code_hash(_CODE["sft"]))

@@ -205,7 +205,7 @@ def rl(
         from paravt.launch.torchrun import start
 
         changes = [part for change in override or [] for part in ("--set", change)]
-        start("paravt.rl", [str(recipe), "--out", str(out), "--resume", resume, *changes], nproc)
+        start("paravt", ["rl", str(recipe), "--out", str(out), "--resume", resume, *changes], nproc)
         return
     from paravt.lab.factory import train_rl
 

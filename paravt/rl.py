@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
-import sys
 import time
 from contextlib import nullcontext
 from functools import partial
@@ -176,9 +175,3 @@ class _Run:
             self.console.print(f"going on from {chosen}")
         if self.ranks.first:
             check_room(self.out, self.learner, self.recipe.keep_checkpoints)
-
-
-if __name__ == "__main__":  # torchrun -m paravt.rl RECIPE --out DIR
-    from paravt.cli import main
-
-    main(["rl", *sys.argv[1:]])

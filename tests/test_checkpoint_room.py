@@ -90,3 +90,36 @@ def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
         learner.steps = step
         save_checkpoint(tmp_path, learner, {}, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000002", "step-000003"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("run.json", "{"), ("run.json", "[]"), ("run.json", "{}"), ("state/.metadata", ""), ("state/.metadata", None)],
+)
+def test_a_damaged_checkpoint_is_one_line(tmp_path: Path, name: str, text: str | None) -> None:
+    learner = trained()
+    learner.steps = 1
+    path = save_checkpoint(tmp_path, learner, {}, keep=2)
+    (path / name).unlink()
+    if text is not None:
+        (path / name).write_text(text)
+    with pytest.raises(DataError, match=r"step-000001: cannot be read: .*; remove it to go on") as caught:
+        load_checkpoint(path, trained())
+    assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_before_the_first_update_changes_nothing(tmp_path: Path) -> None:
+    """Adam's bias correction begins with the first update, whether or not something was saved before it."""
+    def update(learner: Learner) -> dict[str, torch.Tensor]:
+        for parameter in learner.model.module.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        learner.optimizer.step()
+        return {name: value.clone() for name, value in learner.model.module.state_dict().items()}
+
+    plain, saved, loaded = (Learner(fresh_model(), configure()) for _ in range(3))
+    path = save_checkpoint(tmp_path, saved, {}, keep=2)
+    load_checkpoint(path, loaded)
+    wanted = update(plain)
+    for learner in (saved, loaded):
+        found = update(learner)
+        assert all(torch.equal(value, found[name]) for name, value in wanted.items())

@@ -56,6 +56,9 @@ def test_a_run_directory_belongs_to_one_process_and_one_recipe(tmp_path: Path) -
         assert (tmp_path / "run" / "recipe.json").stat().st_mtime_ns == before
     with pytest.raises(RecipeError, match="holds a run of another recipe"):
         claim_run(tmp_path / "run", "two")
+    claim_run(tmp_path / "json", '{"a": {"b": 1, "c": 2}}').close()
+    with pytest.raises(RecipeError, match=r"another recipe \(a\.c: 2, now 3\); choose"):
+        claim_run(tmp_path / "json", '{"a": {"b": 1, "c": 3}}')
     (tmp_path / "file").write_text("")
     with pytest.raises(RecipeError, match="cannot be written to"):
         claim_run(tmp_path / "file", "one")

@@ -302,6 +302,18 @@ def judge_down(episode: Episode) -> Score:
     return Score.unscored("down")
 
 
+def a_text(episode):
+    return "0.5"
+
+
+def a_score_of_text(episode):
+    return Score("0.5")
+
+
+def raises(episode):
+    return {}["score"]
+
+
 def a_float(episode: Episode) -> float:
     return 1.0
 
@@ -364,7 +376,18 @@ def test_user_rewards_that_cannot_be_had(name, message):
         reward(play(THINK + ANSWER), RewardConfig(functions=(name,)))
 
 
-@pytest.mark.parametrize("name", ["a_float", "not_finite"])
+def test_a_user_reward_can_be_a_number():
+    terms = reward(play(THINK + ANSWER), RewardConfig(accuracy_weight=0.0, functions=(f"{HERE}:a_float",)))
+    assert terms["total"].value == terms[f"{HERE}:a_float"].value == a_float(play(THINK + ANSWER))
+
+
+@pytest.mark.parametrize("name", ["not_finite", "a_text", "a_score_of_text"])
 def test_user_rewards_that_give_no_score(name):
-    with pytest.raises(RecipeError, match="finite value"):
+    with pytest.raises(RecipeError, match="must be a finite number or a Score"):
         reward(play(THINK + ANSWER), RewardConfig(functions=(f"{HERE}:{name}",)))
+
+
+def test_a_user_reward_that_fails_is_one_line():
+    with pytest.raises(RecipeError, match=r"raises' failed on sample .*: KeyError: 'score'") as caught:
+        reward(play(THINK + ANSWER), RewardConfig(functions=(f"{HERE}:raises",)))
+    assert "\n" not in str(caught.value)

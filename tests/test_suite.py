@@ -24,10 +24,12 @@ from typer.testing import CliRunner
 
 from paravt.ask import shipped_model
 from paravt.cli import app
-from paravt.errors import DataError, RecipeError
+from paravt.config import RLRecipe, load_recipe
+from paravt.errors import DataError, ParaVTError, RecipeError
 from paravt.lab.intervals import estimate
 from paravt.lab.numbers import evaluation_numbers, training_numbers
 from paravt.lab.results import write_report
+from paravt.lab.stages import Stage, is_done, prepare, run_stage
 from paravt.lab.suite import run_suite
 from paravt.lab.table import read_evaluation, read_table
 from paravt.provenance import lock_directory
@@ -228,6 +230,31 @@ def test_a_suite_that_cannot_be_is_refused_in_one_line(tmp_path: Path, change: d
         run_suite(tmp_path / "out", QUIET, "quick", file=path)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_learns_from_files_is_refused_in_one_line(tmp_path: Path) -> None:
+    """Files log other lines, and their content is in no stage's name."""
+    data = "stages.0.data={kind: messages, files: [rows.jsonl]}"
+    models = {**SUITE["models"], "dose": {"recipe": "sft.yaml", "start": "strong", "set": [data]}}
+    path = write_suite(tmp_path, {**SUITE, "models": models})
+    with pytest.raises(RecipeError, match=r"sft\.yaml: stage 'act' is on files; models of a suite learn") as caught:
+        run_suite(tmp_path / "out", QUIET, "quick", file=path)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_its_watch_ends_early_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = [*SMALL, f"model.path={shipped_model()}", "threads=1", "watch={stop: true, patience: 1, min_kappa: 99}"]
+    stage = Stage("rl", "", load_recipe(RLRecipe, RECIPES / "rl" / "vanilla.yaml", changes), None, "")
+    directory = prepare(stage, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):  # started again it does not go on
+        with pytest.raises(
+            ParaVTError, match=r"ended by watch\.stop after 1 of 2 steps: step 1: the tool is no longer"
+        ):
+            run_stage(stage.name)
+        assert len((directory / "metrics.jsonl").read_text().splitlines()) == 1
+    assert not is_done(tmp_path, stage.name)
 
 
 def test_an_evaluation_that_cannot_be_names_its_row(tmp_path: Path) -> None:

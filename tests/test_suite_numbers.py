@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,7 +62,7 @@ COLLAPSE = {
     ("vanilla", "kappa"): (0.01, 0.0, 0.02),
     ("sft", "f_graded"): (0.4, 0.41, 0.42),
     ("vanilla", "train/f_graded"): (0.3, 0.31, 0.32),
-    ("gating", "train/f_graded"): (0.29, 0.3, 0.31),
+    ("gating", "train/f_graded"): (0.24, 0.25, 0.24),
     ("vanilla", "train/kappa"): (0.4, 0.42, 0.41),
     ("full", "train/f_graded"): (0.8, 0.81, 0.82),
     ("full", "train/kappa"): (1.4, 1.41, 1.39),
@@ -87,6 +88,7 @@ def test_claims_that_the_numbers_bear_out() -> None:
         (claims.keeps_the_format_broken, {("vanilla", "train/f_graded"): (0.2, 0.4, 0.8)}, "depends"),
         (claims.gating_leaves_the_format, {("gating", "train/f_graded"): (0.6, 0.61, 0.62)}, "not"),
         (claims.gating_leaves_the_format, {("gating", "train/f_graded"): (0.2, 0.4, 0.6)}, "depends"),
+        (claims.gating_leaves_the_format, {("gating", "train/f_graded"): (0.29, 0.3, 0.31)}, "depends"),
         (claims.full_has_both, {("full", "train/kappa"): (0.1, 0.11, 0.12)}, "not"),
         (claims.full_has_both, {("full", "train/kappa"): (0.1, 0.41, 1.4)}, "depends"),
         (claims.full_is_more_accurate, {("full", "accuracy"): (0.3, 0.98, 0.97)}, "depends"),
@@ -115,8 +117,40 @@ def test_targets_are_met_by_whole_intervals() -> None:
     assert claims.met(made_of({("full", "f_strict"): (0.90, 0.99, 0.98)}), target).verdict == "depends"
     assert claims.met(made_of({("full", "f_strict"): (0.5, 0.51, 0.5)}), target).verdict == "not"
     start = Check(name="t", row="sft", column="direct", than="tool", by=-0.15)
-    assert claims.met(made_of({("sft", "direct"): (0.5,), ("sft", "tool"): (0.6,)}), start).verdict == "reproduced"
-    assert claims.met(made_of({("sft", "direct"): (0.3,), ("sft", "tool"): (0.6,)}), start).verdict == "not"
+    tool = {("sft", "tool"): (0.60, 0.61, 0.59)}
+    for direct, verdict in (
+        ((0.60, 0.61, 0.59), "reproduced"),
+        ((0.3, 0.31, 0.29), "not"),
+        ((0.2, 0.9, 0.7), "depends"),
+    ):
+        assert claims.met(made_of({("sft", "direct"): direct, **tool}), start).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("check", "values"),
+    [
+        # one seed: the value with which the check says "reproduced", "depends" and "not", against 0.5 in the other
+        ({"at_least": 0.5}, (0.56, 0.51, 0.44)),
+        ({"at_most": 0.5}, (0.44, 0.49, 0.56)),
+        ({"above": "other"}, (0.61, 0.59, 0.39)),
+        ({"than": "g", "by": -0.2}, (0.41, 0.35, 0.19)),
+    ],
+)
+def test_a_target_of_one_seed_keeps_the_margin(check: dict[str, Any], values: tuple[float, ...]) -> None:
+    target = Check(name="t", row="row", column="f", **check)
+    for value, verdict in zip(values, ("reproduced", "depends", "not"), strict=True):
+        get = made_of({("row", "f"): (value,), ("row", "g"): (0.5,), ("other", "f"): (0.5,)})
+        assert claims.met(get, target).verdict == verdict
+
+
+def test_claims_of_one_seed_keep_the_margin() -> None:
+    for value, verdict in ((0.39, "reproduced"), (0.41, "depends"), (0.59, "depends"), (0.61, "not")):
+        get = made_of({("vanilla", "kappa"): (value,), ("sft", "kappa"): (2.0,)})  # a quarter is 0.5
+        assert claims.skips_the_tool(get).verdict == verdict
+        get = made_of({("gating", "train/f_graded"): (value,), ("vanilla", "train/f_graded"): (0.5,)})
+        assert claims.gating_leaves_the_format(get).verdict == verdict
+        get = made_of({("vanilla", "train/f_graded"): (value,), ("sft", "f_graded"): (0.45,)})  # up to 0.5
+        assert claims.keeps_the_format_broken(get).verdict == verdict
 
 
 # ---------------------------------------------------------------------------------------------------- columns
@@ -279,6 +313,13 @@ def test_the_code_is_what_it_means(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not after("report/__init__.py", "z = 2\n")
     assert after("b.py", "def f():\n    'text'\n    return 2\n")
     assert not after("b.py", "def f():\n    return 2\n")
+
+
+def test_the_code_of_a_training_leaves_out_the_command_line_and_the_report() -> None:
+    files = {path.relative_to(code._PACKAGE).as_posix() for path in code._closure("paravt.lab.factory")}
+    assert {"rl.py", "sft.py", "learner.py", "algo.py", "lab/world.py"} <= files
+    others = {"__main__.py", "cli.py", *(f"lab/{name}.py" for name in ("claims", "results", "stages", "suite"))}
+    assert not files & others
 
 
 # ---------------------------------------------------------------------------------------------------- gating

@@ -28,8 +28,9 @@ _PANELS = {"f graded": "f_graded", "f strict": "f_strict", "kappa": "kappa", "ac
 _SAMPLES = 3
 _RULES = (
     "Means over seeds with 95 % intervals of Student's t. A comparison is reproduced where it holds and the intervals "
-    "do not overlap, not reproduced where the opposite does, and depends otherwise. One seed has no interval: "
-    "means that are closer than 0.1 say nothing. Seeds are those of reinforcement learning and of the evaluation's "
+    "do not overlap, not reproduced where the opposite does, and depends otherwise; a bound has to be outside of the "
+    "interval. One seed has no interval, and its mean stands for 0.05 to both sides: means that are closer than 0.1 "
+    "say nothing. Seeds are those of reinforcement learning and of the evaluation's "
     "questions; all start from the same models, and rows without training differ by their questions alone."
 )
 _COLLAPSE = (

@@ -34,7 +34,8 @@ from paravt.lab.code import code_hash
 from paravt.lab.evaluate import run_evaluation
 from paravt.lab.evaluation_recipe import Evaluation, EvaluationRecipe
 from paravt.lab.factory import train_rl, train_sft
-from paravt.lab.suite_recipe import Mode, RowRecipe, SuiteRecipe
+from paravt.lab.logs import last_words, read_lines
+from paravt.lab.suite_recipe import Mode, RowRecipe, SuiteRecipe, load_model_recipe
 
 Kind = Literal["sft", "rl", "evaluation"]
 Recipe: TypeAlias = "SFTRecipe | RLRecipe | EvaluationRecipe"
@@ -129,7 +130,7 @@ class _Planner:
         parent = None if made.start is None else self.model(made.start)
         if parent is not None:
             changes.append(f"model={_flow({'kind': 'pretrained', 'path': parent.model, 'dtype': 'float32'})}")
-        recipe = load_recipe(SFTRecipe, self.path.parent / made.recipe, changes)
+        recipe = load_model_recipe(made, self.path, changes)
         label = f"model {name}"
         return self.plan.add(
             Stage("sft", label, recipe, None if parent is None else parent.name, code_hash(_CODE["sft"]))
@@ -196,7 +197,10 @@ def is_done(stages: Path, name: str) -> bool:
 
 
 def run_stage(name: str) -> None:
-    """Run a prepared stage to its end; the working directory is that of the stages. Raises what its kind raises."""
+    """Run a prepared stage to its end; the working directory is that of the stages.
+
+    Raises what its kind raises, and ParaVTError for a run that its watch ended early.
+    """
     directory = Path(name)
     made_of = json.loads((directory / "stage.json").read_text(encoding="utf-8"))
     recipe = RECIPES[made_of["kind"]].model_validate(made_of["recipe"])
@@ -205,10 +209,19 @@ def run_stage(name: str) -> None:
     if isinstance(recipe, SFTRecipe):
         train_sft(recipe, directory, console)
     elif isinstance(recipe, RLRecipe):
+        _check_watch(recipe, directory)  # started again, it would go on behind the step at which it was to end
         train_rl(recipe, directory, console)
+        _check_watch(recipe, directory)
     else:
         run_evaluation(recipe, directory, console)
     write_whole(directory / "done.json", json.dumps({"seconds": round(time.monotonic() - started, 1)}) + "\n")
+
+
+def _check_watch(recipe: RLRecipe, directory: Path) -> None:
+    """Raises ParaVTError if the collapse watch ended the run of a directory before its last step."""
+    steps, said = read_lines(directory / "metrics.jsonl"), last_words(directory / "warnings.txt")
+    if recipe.watch.stop and said and steps and (at := steps[-1]["step"]) < recipe.steps:
+        raise ParaVTError(f"ended by watch.stop after {at} of {recipe.steps} steps: {said}")
 
 
 def _receive(names: queue.SimpleQueue[str]) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from paravt.config import Positive, Strict, load_recipe
+from paravt.config import LabMixture, Positive, SFTRecipe, Strict, load_recipe
 from paravt.errors import RecipeError
 from paravt.lab.evaluation_recipe import Evaluation
 
@@ -15,7 +16,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 
 
 class ModelRecipe(Strict):
-    """A model made by supervised training."""
+    """A model made by supervised training on the lab's traces."""
 
     recipe: str
     """A file, relative to the suite's."""
@@ -175,6 +176,19 @@ class SuiteRecipe(Strict):
                 raise ValueError(f"models: {name!r} starts from itself")
             seen.append(at)
             at = self.models[at].start
+
+
+def load_model_recipe(made: ModelRecipe, suite: Path, changes: Sequence[str]) -> SFTRecipe:
+    """How a model of the suite in a file is made. Raises RecipeError, for stages on files too: a stage of a suite is
+    named by its recipe and its code, and neither says what is in the files."""
+    path = suite.parent / made.recipe
+    recipe = load_recipe(SFTRecipe, path, changes)
+    for stage in recipe.stages:
+        if not isinstance(stage.data, LabMixture):
+            raise RecipeError(
+                f"{path}: stage {stage.name!r} is on files; models of a suite learn from the lab's traces"
+            )
+    return recipe
 
 
 def recipes_directory() -> Path:

@@ -110,6 +110,7 @@ def test_a_damaged_checkpoint_is_one_line(tmp_path: Path, name: str, text: str |
 
 def test_a_checkpoint_before_the_first_update_changes_nothing(tmp_path: Path) -> None:
     """Adam's bias correction begins with the first update, whether or not something was saved before it."""
+
     def update(learner: Learner) -> dict[str, torch.Tensor]:
         for parameter in learner.model.module.parameters():
             parameter.grad = torch.ones_like(parameter)

@@ -143,7 +143,6 @@ def sft(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would run, from the model's configuration alone.")
     ] = False,
-    ranks: Annotated[int, typer.Option(min=1, help="Of --dry-run: GPUs that the learner is sharded over.")] = 1,
 ) -> None:
     """Train a model on traces or rows of files, stage by stage; the loss is on sampled tokens only."""
     from paravt.config import SFTRecipe, load_recipe
@@ -153,7 +152,7 @@ def sft(
         from paravt.dry_run import estimate_sft
         from paravt.terminal import show_dry_run
 
-        show_dry_run(Console(), estimate_sft(loaded, ranks))
+        show_dry_run(Console(), estimate_sft(loaded))
         return
     from paravt.lab.factory import train_sft
 

@@ -13,12 +13,15 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from paravt.config import MessageFiles, PretrainedModel, RLRecipe, SFTRecipe
+from paravt.config import MessageFiles, PretrainedModel, RLRecipe, SFTRecipe, check_precision
+from paravt.episode_config import EpisodeConfig
 from paravt.errors import ModelError, RecipeError
 from paravt.learner import add_adapters, sharded_blocks
 from paravt.models.hub import find_model
 
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_TRAINED = 4
+"""Bytes of a trained parameter: others are refused, but as copies that shards are gathered in."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Memory:
     shard: int
     """Parameters in one process, of the one that has most."""
     weights: int
-    """With several processes float32 master weights, whatever they are gathered in."""
+    """With several processes float32 master weights, whatever they are gathered in; adapters are float32 always."""
     gradients: int
     optimizer: int
     reference: int
@@ -66,15 +69,17 @@ class DryRun(Memory):
     """Of a step: the fewest and the most that a process has."""
     episodes: int
     """Of a step, in all processes."""
-    most_rows: int
-    """Main traces, and as many sub-agents as the frame budget allows."""
+    rows: int
+    """Of a step, about: main traces, and the sub-agents that an episode's frames are enough for if each has as many as
+    a window can have. Shorter windows have fewer, so there can be more of them."""
     most_tokens: int
-    """That a step's main traces can have, at the end of their contexts."""
+    """That a step's main traces can have, at the end of their contexts, with all refills."""
     steps: int
     engine: int
     """Weights of the local engine; 0 if it shares the learner's."""
     key_values: int
-    """Of the local engine with its main traces at the end of their contexts: an upper bound."""
+    """Of the local engine with as many main traces as it can have, those played ahead too, at the end of their
+    contexts: an upper bound."""
 
     @property
     def total(self) -> int:
@@ -90,21 +95,33 @@ class SFTDryRun(Memory):
 
 
 def skeleton(path: str) -> Any:
-    """The model on the meta device. Raises ModelError if there is no configuration at `path`."""
+    """The model on the meta device, in the dtype that its configuration says (or float32).
+
+    Raises ModelError if there is no configuration at `path`.
+    """
     cached = find_model(path)
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=cached)
+        saved = config.dtype or config.get_text_config().dtype or torch.float32
         with torch.device("meta"):
-            return AutoModelForImageTextToText.from_config(config)
+            return AutoModelForImageTextToText.from_config(config, dtype=saved)
     except (OSError, ValueError, KeyError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(f"{path}: no configuration of a model: {reason}") from error
 
 
-def learner_memory(
-    module: Any, model: PretrainedModel, recipe: RLRecipe | SFTRecipe, *, reference: bool, ranks: int
-) -> Memory:
-    """Of `module`, which gets the adapters of the recipe.
+def dtype_name(module: Any, model: PretrainedModel) -> str:
+    """Of the weights as they would be loaded; `auto` is that of the skeleton `module`."""
+    if model.dtype != "auto":
+        return model.dtype
+    name = str(module.dtype).removeprefix("torch.")
+    if name not in _BYTES:
+        raise ModelError(f"{model.path}: saved as {name}; set model.dtype: {', '.join(_BYTES)}")
+    return name
+
+
+def learner_memory(module: Any, dtype: str, recipe: RLRecipe | SFTRecipe, *, reference: bool, ranks: int) -> Memory:
+    """Of `module`, whose weights are `dtype`, and which gets the adapters of the recipe.
 
     Activations follow Korthikanti et al. 2022 (eq. 2 without the attention matrix, which is never stored): 34 bytes
     per token, layer and hidden unit in 16 bits, or the layer's input and one whole layer with checkpointing.
@@ -116,8 +133,8 @@ def learner_memory(
     *blocks, root = plan
     shares = [(_share(p, ranks), p.requires_grad) for p in module.parameters()]
     shard, trained = sum(share for share, _ in shares), sum(share for share, grad in shares if grad)
-    size = _BYTES[model.dtype]
-    held = 4 if ranks > 1 else size
+    size = _BYTES[dtype]
+    held = _TRAINED if ranks > 1 else size  # what is frozen
     per_layer = 34 * size // 2 * text.hidden_size * recipe.token_budget
     activations = text.num_hidden_layers * per_layer
     if recipe.activation_checkpointing:
@@ -128,9 +145,9 @@ def learner_memory(
         trained=sum(p.numel() for p in module.parameters() if p.requires_grad),
         plan=plan,
         shard=shard,
-        weights=shard * held,
-        gradients=trained * held,
-        optimizer=2 * trained * held,
+        weights=(shard - trained) * held + trained * _TRAINED,
+        gradients=trained * _TRAINED,
+        optimizer=2 * trained * _TRAINED,
         reference=shard * held if reference and recipe.lora is None else 0,
         gathered=(root.parameters + 2 * max(block.parameters for block in blocks)) * size if ranks > 1 else 0,
         activations=activations,
@@ -138,39 +155,47 @@ def learner_memory(
 
 
 def estimate(recipe: RLRecipe, ranks: int = 1) -> DryRun:
-    """Of reinforcement learning. Raises ModelError without a configuration of the model."""
+    """Of reinforcement learning. Raises ModelError without a configuration of the model, RecipeError for what one
+    process would refuse to train."""
     module = skeleton(recipe.model.path)
-    memory = learner_memory(module, recipe.model, recipe, reference=bool(recipe.loss.kl_coef), ranks=ranks)
+    dtype = dtype_name(module, recipe.model)
+    check_precision(dtype, adapters=recipe.lora is not None, processes=ranks)
+    memory = learner_memory(module, dtype, recipe, reference=bool(recipe.loss.kl_coef), ranks=ranks)
+    adapters = memory.trained if recipe.lora else 0
     text = module.config.text_config
     rollout, episode = recipe.rollout, recipe.episode
     episodes = rollout.prompts * rollout.group_size
     fewest, most = rollout.prompts // ranks, -(-rollout.prompts // ranks)
     head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     context = min(episode.max_context_tokens, text.max_position_embeddings)
-    size = _BYTES[recipe.model.dtype]
+    size = _BYTES[dtype]
+    played = rollout.prompts * (1 + min(rollout.max_staleness, recipe.steps - 1))  # at a time, in all processes
     token = 2 * text.num_hidden_layers * text.num_key_value_heads * head * size
     return DryRun(
         **_fields(memory),
         prompts=(fewest, most),
         episodes=episodes,
-        most_rows=episodes * (1 + (episode.max_frames // 16 if recipe.subagents else 0)),
-        most_tokens=episodes * context,
+        rows=episodes * (1 + (episode.max_frames // EpisodeConfig.crop_max_frames if recipe.subagents else 0)),
+        most_tokens=episodes * (1 + rollout.max_refills) * context,
         steps=recipe.steps,
-        engine=memory.parameters * size if ranks > 1 or rollout.max_staleness else 0,
-        key_values=min(most * rollout.group_size, rollout.max_concurrent) * context * token,
+        engine=(memory.parameters - adapters) * size if ranks > 1 or rollout.max_staleness else 0,
+        key_values=min(-(-played // ranks) * rollout.group_size, rollout.max_concurrent) * context * token,
     )
 
 
-def estimate_sft(recipe: SFTRecipe, ranks: int = 1) -> SFTDryRun:
-    """Of supervised training on files. Raises RecipeError for a recipe of the lab."""
+def estimate_sft(recipe: SFTRecipe) -> SFTDryRun:
+    """Of supervised training on files, in the one process that it runs in. Raises RecipeError for a recipe of the lab,
+    and for weights of 16 bits without adapters."""
     if not isinstance(recipe.model, PretrainedModel) or not all(
         isinstance(stage.data, MessageFiles) for stage in recipe.stages
     ):
         raise RecipeError("a dry run is of a pretrained model on files; the lab's recipes just run")
     module = skeleton(recipe.model.path)
+    dtype = dtype_name(module, recipe.model)
+    check_precision(dtype, adapters=recipe.lora is not None)
     if recipe.freeze_vision:
         module.model.visual.requires_grad_(False)
-    memory = learner_memory(module, recipe.model, recipe, reference=False, ranks=ranks)
+    memory = learner_memory(module, dtype, recipe, reference=False, ranks=1)
     return SFTDryRun(
         **_fields(memory), stages=tuple((stage.name, stage.steps, stage.batch_size) for stage in recipe.stages)
     )

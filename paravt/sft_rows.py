@@ -60,7 +60,7 @@ class Corpus:
         return RowStream([RowSource(self._held_out, 0, _COLUMNS)], [1.0], 0)
 
     def builder(self, model: QwenVL, reader: FrameReader) -> TraceBuilder:
-        """With a tokenizer of its own: it runs beside the model's."""
+        """With a tokenizer of its own: it runs beside the model's and those of other builders."""
         chat = TokenChat(copy.deepcopy(model.processor))
         chat.context_limit = model.chat.context_limit
         data = self.data
@@ -93,6 +93,7 @@ def train_on_rows(
     on_step(completed=learner.steps)
     reader = FrameReader(workers=corpus.data.workers)
     builder = corpus.builder(model, reader)
+    held_out = corpus.builder(model, reader)  # validation renders while `builder` does on the thread that reads ahead
     stream = corpus.stream(Position.from_dict(saved["position"]) if saved else None)
     made = batches(stream, builder, stage.batch_size, corpus.data.workers, saved.get("skipped"))
     ahead = Prefetch(made, corpus.data.prefetch)
@@ -103,7 +104,7 @@ def train_on_rows(
             step = supervised_step(learner, batch.traces)
             values = _values(step) | {f"skipped/{reason}": float(n) for reason, n in sorted(batch.skipped.items())}
             if corpus.data.validation and step.step % corpus.data.validation.every == 0:
-                values["validation/loss"] = validation_loss(learner, corpus, builder)
+                values["validation/loss"] = validation_loss(learner, corpus, held_out)
             wanted = corpus.data.episodes
             if wanted is not None and step.step % wanted.every == 0:
                 played = play_episodes(model, corpus.samples, wanted, reader, recipe.seed, step.step)

@@ -136,7 +136,8 @@ def show_dry_run(console: Console, run: DryRun | SFTDryRun) -> None:
         fewest, most = run.prompts
         rows["steps"] = f"{run.steps}, each {run.episodes} episodes"
         rows["prompts of a process"] = f"{most}" if fewest == most else f"{fewest} or {most}"
-        rows["rows of a step"] = f"at most {run.most_rows:,}, their main traces at most {run.most_tokens:,} tokens"
+        tokens = f"main traces at most {run.most_tokens:,} tokens"
+        rows["rows of a step"] = f"about {run.rows:,} if all frames are used, {tokens}"
         memory["engine's own weights"] = run.engine
     else:
         rows |= {f"stage {name}": f"{steps} steps, each {size} rows" for name, steps, size in run.stages}

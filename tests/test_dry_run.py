@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -38,18 +39,19 @@ def eight_billion(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_recipe_of_eight_gpus(eight_billion: Path) -> None:
     change = f"model.path={eight_billion}"
-    one = estimate(load_recipe(RLRecipe, RECIPES / "qwen3vl-8b" / "rl.yaml", [change]))
-    eight = estimate(load_recipe(RLRecipe, RECIPES / "qwen3vl-8b" / "rl.yaml", [change]), ranks=8)
+    path = RECIPES / "qwen3vl-8b" / "rl.yaml"
+    one = estimate(load_recipe(RLRecipe, path, [change, "model.dtype=float32"]))
+    eight = estimate(load_recipe(RLRecipe, path, [change]), ranks=8)
     assert one.parameters == one.trained
     assert 8.5e9 < one.parameters < 9.0e9
     assert [each.count for each in one.plan] == [27, 36, 1]
     assert sum(each.count * each.parameters for each in one.plan) == one.parameters
     assert one.episodes == 7 * 8
-    assert one.weights == one.reference == 2 * one.parameters
+    assert one.weights == one.reference == 4 * one.parameters
     assert one.optimizer == 2 * one.weights
     assert one.gathered == one.engine == 0  # the engine shares the learner's model
-    # one token's keys and values: 2 x 36 layers x 8 heads x 128 x 2 bytes; the engine runs all 56 episodes at a time
-    assert one.key_values == 56 * 32_768 * 147_456
+    # one token's keys and values: 2 x 36 layers x 8 heads x 128 x 4 bytes; the engine runs all 56 episodes at a time
+    assert one.key_values == 56 * 32_768 * 294_912
 
     # float32 master weights, in shards of rows: hardly more than an eighth
     assert 1 <= eight.shard / (one.parameters / 8) < 1.001
@@ -58,14 +60,56 @@ def test_the_recipe_of_eight_gpus(eight_billion: Path) -> None:
     assert eight.prompts == (0, 1)
     assert eight.key_values == 8 * 32_768 * 147_456
     assert eight.total - eight.key_values < 80e9
+    with pytest.raises(RecipeError, match="needs several processes"):
+        estimate(load_recipe(RLRecipe, path, [change]))
 
+
+def test_adapters_are_float32_beside_weights_of_16_bits(eight_billion: Path) -> None:
+    change = f"model.path={eight_billion}"
     lora = estimate(load_recipe(RLRecipe, RECIPES / "qwen3vl-8b" / "rl-lora.yaml", [change]))
     assert 0 < lora.trained < 0.02 * lora.parameters
+    assert lora.weights == 2 * (lora.parameters - lora.trained) + 4 * lora.trained
+    assert lora.gradients == lora.optimizer // 2 == 4 * lora.trained
+    two = estimate(load_recipe(RLRecipe, RECIPES / "qwen3vl-8b" / "rl-lora.yaml", [change]), ranks=2)
+    assert two.weights == 4 * two.shard
+    assert two.engine == 2 * (two.parameters - two.trained)  # the engine has the merged model
+
+
+def test_what_is_played_ahead_has_keys_and_values_too(eight_billion: Path) -> None:
+    def key_values(*changes: str, ranks: int = 8) -> int:
+        whole = [f"model.path={eight_billion}", "rollout.max_concurrent=100", *changes]
+        token = 32_768 * 147_456
+        return (
+            estimate(load_recipe(RLRecipe, RECIPES / "qwen3vl-8b" / "rl.yaml", whole), ranks=ranks).key_values // token
+        )
+
+    assert key_values() == 8  # the group of the one prompt that a process has
+    assert key_values("rollout.max_staleness=2") == 3 * 8  # 21 prompts: 3 for most processes
+    assert key_values("rollout.max_staleness=2", "steps=2") == 2 * 8  # only one further step to play ahead
+    assert key_values("rollout.max_staleness=2", ranks=2) == 11 * 8
+    assert key_values("rollout.max_staleness=20", ranks=2) == 100
+
+
+def test_auto_is_the_dtype_of_the_configuration(eight_billion: Path, tmp_path: Path) -> None:
+    def weights(**text: str) -> int:
+        tree = json.loads((eight_billion / "config.json").read_text())
+        tree.pop("dtype", None)
+        tree["text_config"] = {k: v for k, v in tree["text_config"].items() if k != "dtype"} | text
+        (tmp_path / "config.json").write_text(json.dumps(tree))
+        changes = [f"model.path={tmp_path}", "model.dtype=auto"]
+        lora = estimate(load_recipe(RLRecipe, RECIPES / "qwen3vl-8b" / "rl-lora.yaml", changes))
+        return round((lora.weights - 4 * lora.trained) / (lora.parameters - lora.trained))
+
+    assert weights(dtype="bfloat16") == 2
+    assert weights(dtype="float32") == 4
+    assert weights() == 4
+    with pytest.raises(ModelError, match="saved as float64"):
+        weights(dtype="float64")
 
 
 def test_checkpointing_saves_activations(eight_billion: Path) -> None:
     changes = [f"model.path={eight_billion}", "activation_checkpointing=false"]
-    recipe = RECIPES / "qwen3vl-8b" / "rl.yaml"
+    recipe = RECIPES / "qwen3vl-8b" / "rl-lora.yaml"
     without = estimate(load_recipe(RLRecipe, recipe, changes))
     assert without.activations > 10 * estimate(load_recipe(RLRecipe, recipe, changes[:1])).activations
 
@@ -88,18 +132,23 @@ def test_dry_run_on_the_command_line(eight_billion: Path) -> None:
     assert not Path("unused").exists()
 
 
-def test_supervised_training_on_eight_gpus(eight_billion: Path) -> None:
+def test_supervised_training_in_one_process(eight_billion: Path) -> None:
     changes = [f"model.path={eight_billion}"]
     path = RECIPES / "qwen3vl-8b" / "sft.yaml"
-    plan = estimate_sft(load_recipe(SFTRecipe, path, changes), ranks=8)
-    reinforced = estimate(load_recipe(RLRecipe, RECIPES / "qwen3vl-8b" / "rl.yaml", changes), ranks=8)
+    plan = estimate_sft(load_recipe(SFTRecipe, path, changes))
+    reinforced = estimate(load_recipe(RLRecipe, RECIPES / "qwen3vl-8b" / "rl-lora.yaml", changes))
+    assert plan.ranks == 1
     assert (plan.parameters, plan.trained, plan.weights) == (
         reinforced.parameters, reinforced.trained, reinforced.weights,
     )  # fmt: skip
     assert plan.activations == reinforced.activations // 2  # half the tokens at a time
     assert plan.stages == (("model", 1500, 64),)
-    assert plan.total == plan.weights + plan.gradients + plan.optimizer + plan.gathered + plan.activations
-    assert (plan.plan, plan.shard, plan.gathered) == (reinforced.plan, reinforced.shard, reinforced.gathered)
+    assert plan.reference == plan.gathered == 0
+    assert plan.total == plan.weights + plan.gradients + plan.optimizer + plan.activations
+    assert plan.total < 80e9  # as the recipe says, one GPU
+    changes += ["lora=null", "model.dtype=float32"]
+    whole = estimate_sft(load_recipe(SFTRecipe, path, changes))
+    assert 140e9 < whole.weights + whole.gradients + whole.optimizer < 141e9
     frozen = estimate_sft(load_recipe(SFTRecipe, path, [*changes, "freeze_vision=true"]))
     assert 0.9 * frozen.parameters < frozen.trained < frozen.parameters
     with pytest.raises(RecipeError, match="a dry run is of a pretrained model"):
@@ -108,7 +157,7 @@ def test_supervised_training_on_eight_gpus(eight_billion: Path) -> None:
 
 def test_dry_run_of_supervised_training_on_the_command_line(eight_billion: Path) -> None:
     recipe = RECIPES / "qwen3vl-8b" / "sft.yaml"
-    done = paravt("sft", recipe, "--out", "unused", "--dry-run", "--ranks", "8", "--set", f"model.path={eight_billion}")
+    done = paravt("sft", recipe, "--out", "unused", "--dry-run", "--set", f"model.path={eight_billion}")
     assert done.returncode == 0, done.stderr
     assert "stage model" in done.stdout
     assert "1500 steps, each 64 rows" in done.stdout

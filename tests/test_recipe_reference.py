@@ -70,6 +70,12 @@ def test_types_bounds_defaults_and_docstrings_are_found(reference: ModuleType) -
     ]
 
 
+def test_every_setting_has_a_meaning(reference: ModuleType) -> None:
+    settings = [s for sections in reference.recipe_sections().values() for part in sections for s in part.settings]
+    assert len(settings) > 100
+    assert [setting.name for setting in settings if not setting.meaning] == []
+
+
 def test_the_papers_values_are_of_settings_that_exist(reference: ModuleType) -> None:
     for recipe, sections in reference.recipe_sections().items():
         names = {setting.name for section in sections for setting in section.settings}

@@ -11,6 +11,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,12 @@ from torch.nn.functional import cross_entropy
 
 from paravt.ask import shipped_model
 from paravt.config import QuestionRows, RLRecipe, SFTRecipe, load_recipe
-from paravt.data.traces import RowConfig, TraceBuilder
+from paravt.data.traces import Loaded, RowConfig, TraceBuilder
 from paravt.errors import DataError, RecipeError
 from paravt.lab.factory import train_sft
 from paravt.learner import Learner
 from paravt.models import QwenVL, load_model
-from paravt.sft_rows import supervised_step
+from paravt.sft_rows import Corpus, supervised_step
 from paravt.types import Trace
 from paravt.video import FrameReader
 
@@ -246,6 +247,29 @@ def test_lab_and_rows_in_one_recipe(root: Path, tmp_path: Path) -> None:
     a, b, c = (weights(tmp_path / "run" / name) for name in ("lab", "rows", "again"))
     assert any(not torch.equal(a[name], b[name]) for name in a)
     assert any(not torch.equal(b[name], c[name]) for name in a)
+
+
+def test_validation_renders_with_a_tokenizer_of_its_own(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are rendered ahead on another thread meanwhile, and a tokenizer is not for two threads."""
+    made: list[TraceBuilder] = []
+    threads: dict[int, set[str]] = {}
+    builder, render = Corpus.builder, TraceBuilder.render
+
+    def watched(self: TraceBuilder, loaded: Loaded) -> Trace:
+        threads.setdefault(id(self.chat.tokenizer), set()).add(threading.current_thread().name)
+        return render(self, loaded)
+
+    def kept(*arguments: Any) -> TraceBuilder:
+        made.append(builder(*arguments))  # so that no id is given twice
+        return made[-1]
+
+    monkeypatch.setattr(Corpus, "builder", kept)
+    monkeypatch.setattr(TraceBuilder, "render", watched)
+    train(recipe(stage(root, steps=2)), tmp_path / "run")
+    assert len(set().union(*threads.values())) == 2
+    assert all(len(names) == 1 for names in threads.values())
 
 
 # ---------------------------------------------------------------------- what is wrong

@@ -50,12 +50,14 @@ class QuestionRows(Strict):
 
     kind: Literal["rows"]
     files: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Read one after the other; `data/*.parquet` is fine."""
     root: str | None = None
     """Where relative paths of videos begin."""
 
 
 class WeightedFiles(Strict):
     files: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Read as one."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Its share of all rows that are drawn, as a ratio to the other weights."""
 
@@ -64,7 +66,9 @@ class Validation(Strict):
     """Rows that are not trained on; their loss is logged."""
 
     files: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Read as one, always in the same order."""
     rows: Positive = 64
+    """How many of those that can be used, the same every time; all, if there are fewer."""
     every: Positive = 100
     """Steps."""
 
@@ -78,6 +82,7 @@ class SampledEpisodes(Strict):
     every: Positive = 100
     """Steps."""
     temperature: Annotated[float, Field(ge=0)] = 0.7
+    """Of all sampling; 0 is greedy."""
     episode: EpisodeRecipe = EpisodeRecipe()
 
 
@@ -94,8 +99,11 @@ class MessageFiles(Strict):
     system: str | None = None
     """The system turn of rows that have none."""
     fps: Annotated[float, Field(gt=0)] = 1.0
+    """Frames per second of a video, where its row says nothing else."""
     max_frames: Positive = 64
+    """Of one video; where `fps` gives more, they are spread evenly."""
     max_pixels: Annotated[int, Field(ge=1024)] = 50_176
+    """Of a frame or an image; the processor's own limit applies too."""
     max_tokens: Positive | None = None
     """Longer rows are skipped; unset: what the model can take."""
     workers: Positive = 2

@@ -25,7 +25,7 @@ from paravt.ask import shipped_model
 from paravt.config import RLRecipe, load_recipe
 from paravt.engines.base import Completion, Prompt, Sampling, stable_seed
 from paravt.engines.local import LocalEngine
-from paravt.errors import EngineError, RecipeError
+from paravt.errors import DataError, EngineError, RecipeError
 from paravt.lab.factory import train_rl
 from paravt.models import load_model
 from paravt.types import Episode, Score
@@ -73,6 +73,15 @@ def test_a_run_leaves_what_it_should(whole: Path) -> None:
     assert (whole / "episodes" / "step-000001.jsonl").exists()
     start = load_model(shipped_model()).module.state_dict()
     assert any(not torch.equal(value, start[name]) for name, value in weights(whole).items())
+
+
+def test_a_run_without_a_scored_episode_ends_at_its_first_step(tmp_path: Path) -> None:
+    questions = tmp_path / "q.jsonl"
+    questions.write_text('{"video": "gone.mp4", "question": "What?", "answer": "a cat"}\n')
+    changes = ("data={kind: jsonl, path: " + str(questions) + "}", "rollout.prompts=1")
+    with pytest.raises(DataError, match=r"none of the 2 episodes of the first step.*gone\.mp4: no such file"):
+        train_rl(recipe("full", *changes), tmp_path / "run", QUIET)
+    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 def test_a_run_that_the_watch_ends_leaves_its_last_step(tmp_path: Path) -> None:

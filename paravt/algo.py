@@ -24,17 +24,18 @@ _STD_EPSILON = 1e-4
 
 @dataclass(frozen=True)
 class AnchorConfig:
-    """Selective anchoring. `credit` is "token" (marks on structural tokens), "sequence" (a part of the format reward,
-    as in the public release: see `RewardConfig.anchor_weight`) or "off"."""
+    """Selective anchoring. `credit` is "token" (marks on structural tokens), "marks" (the same marks, averaged over the
+    episode into its reward), "sequence" (a part of the format reward, as in the public release: see
+    `RewardConfig.anchor_weight`) or "off"."""
 
-    credit: Literal["token", "sequence", "off"] = "token"
+    credit: Literal["token", "marks", "sequence", "off"] = "token"
     """Where the anchor is paid."""
     alpha: float = 1.0
     """The mark of a structural token that obeys the template."""
     gamma: float = 1.0
     """What one that breaks it is marked down by."""
     weight: float = 0.5
-    """Lambda: marks times this are added to the advantages."""
+    """Lambda: marks times this are added to the advantages ("token"), their mean times this to the reward ("marks")."""
     centred: bool = True
     """Centred marks depend on alpha + gamma alone: to study gamma by itself, turn this off."""
 
@@ -147,6 +148,17 @@ def token_advantages(mask: np.ndarray, advantage: float, marks_T: np.ndarray | N
     return np.where(mask, credit_T, 0.0).astype(np.float32)
 
 
+def with_marks(
+    rewards: Sequence[float | None], verdicts_by_row: Sequence[Sequence[int]], anchor: AnchorConfig
+) -> list[float | None]:
+    """Sequence-level credit by the same marks: each episode's reward plus weight * the mean mark over its structural
+    positions. Unscored episodes (None) stay so."""
+    return [
+        None if reward is None else reward + anchor.weight * marks_mean([verdicts], anchor)
+        for reward, verdicts in zip(rewards, verdicts_by_row, strict=True)
+    ]
+
+
 # ---------------------------------------------------------------------------------------------------- rows
 
 
@@ -170,6 +182,8 @@ def rows_from_group(
     """
     if len(episodes) != len(rewards):
         raise ValueError(f"{len(rewards)} rewards for {len(episodes)} episodes")
+    if config.anchor.credit == "marks":
+        rewards = with_marks(rewards, [trace_verdicts(e.main, token_bytes) for e in episodes], config.anchor)
     group = group_advantages(rewards, std=config.std, tolerance=config.tolerance)
     kept = [n for n, reward in enumerate(rewards) if reward is not None and math.isfinite(reward)]
     marked: dict[int, np.ndarray] = {}

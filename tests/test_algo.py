@@ -34,6 +34,7 @@ from paravt.algo import (
     marks_mean,
     rows_from_group,
     token_advantages,
+    with_marks,
 )
 from paravt.types import Crop, Episode, Row, Sample, Segment, ToolCall, Trace, Window
 
@@ -224,6 +225,22 @@ def test_without_sub_agents_and_with_sequence_credit():
     rows = rows_from_group(episodes, [1.0, 0.0], config, each_byte, group_id="g")
     assert [row.role for row in rows] == ["main", "main"]
     assert set(rows[0].advantages[rows[0].mask].tolist()) == {0.5}
+
+
+def test_the_same_marks_as_credit_of_the_sequence():
+    anchor = AnchorConfig(credit="marks", weight=0.5, alpha=1.0, gamma=3.0)
+    # 2 obey, 1 breaks: mean (1 + 1 - 3) / 3; 1 obeys: 1; nothing structural: 0; unscored stays so
+    assert with_marks([1.0, 1.0, 1.0, None], [[1, 0, 1, -1], [0, 1], [0], [1]], anchor) == pytest.approx(
+        [1 - 0.5 / 3, 1.5, 1.0, None]
+    )
+    # equal task rewards: what is left is the difference of the marks, on every token of the episode and its crops
+    config = CreditConfig(anchor=AnchorConfig(credit="marks", weight=0.5), std=False)
+    good, crop, bad = rows_from_group(
+        [episode(GOOD, ("a cat",)), episode(BAD)], [1.0, 1.0], config, each_byte, group_id="g"
+    )
+    assert set(good.advantages[good.mask].tolist()) == {0.5}  # (1.5 - 0.5) / 2: all of BAD's tags break the template
+    assert set(crop.advantages[crop.mask].tolist()) == {0.5}
+    assert set(bad.advantages[bad.mask].tolist()) == {-0.5}
 
 
 def test_what_cannot_be_trained_on():

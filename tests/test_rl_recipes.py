@@ -11,7 +11,7 @@ from paravt.config import RLRecipe, load_recipe
 from paravt.errors import RecipeError
 
 ROWS = Path(__file__).parents[1] / "recipes" / "lab" / "rl"
-# row: format, tool, think prefix, anchor, gating, sub-agents (DESIGN's table)
+# row: format, tool, think prefix, anchor, gating, sub-agents (DESIGN's table, and the marks as sequence credit)
 TABLE = {
     "vanilla": (0, 0, False, "off", False, True),
     "vanilla_release": (1, 1, False, "off", False, False),
@@ -21,6 +21,7 @@ TABLE = {
     "anchoring_sequence": (1, 0, True, "sequence", False, True),
     "full": (0, 1, True, "token", True, True),
     "full_sequence": (1, 1, True, "sequence", True, True),
+    "full_marks": (0, 1, True, "marks", True, True),
     "minus_tool": (0, 0, True, "token", True, True),
     "minus_penalty": (0, 1, True, "token", True, True),
     "minus_subagents": (0, 1, True, "token", True, False),

@@ -93,8 +93,14 @@ def policy_loss(
     eq. 10) and advantages per token; the truncated importance weight, detached, is that of IMPALA (Espeholt et al.
     2018) as used for a sampler that is not the learner; k3 = exp(ref - new) - (ref - new) - 1 is Schulman's estimator
     of KL(new || ref) ("Approximating KL divergence", 2020), as in GRPO (Shao et al. 2024, eq. 4). Only
-    `new_logprobs_N` gets a gradient. All log-probabilities are of the sampling distribution.
+    `new_logprobs_N` gets a gradient. All log-probabilities are of the sampling distribution. Tokens of weight 0 take no
+    part, whatever their other values are (0 times an infinite loss would be NaN).
     """
+    counted_N = weights_N != 0
+    new_logprobs_N, old_logprobs_N, sampler_logprobs_N, advantages_N = (
+        torch.where(counted_N, values_N, 0.0)
+        for values_N in (new_logprobs_N, old_logprobs_N, sampler_logprobs_N, advantages_N)
+    )
     log_ratio_N = new_logprobs_N - old_logprobs_N
     ratio_N = log_ratio_N.exp()
     clipped_N = ratio_N.clamp(1 - config.clip_low, 1 + config.clip_high)
@@ -111,14 +117,13 @@ def policy_loss(
 
     kl_ref_N = torch.zeros_like(ratio_N)
     if ref_logprobs_N is not None:
-        log_ref_N = ref_logprobs_N - new_logprobs_N
+        log_ref_N = torch.where(counted_N, ref_logprobs_N, 0.0) - new_logprobs_N
         kl_ref_N = log_ref_N.exp() - log_ref_N - 1
         token_loss_N = token_loss_N + config.kl_coef * kl_ref_N
     elif config.kl_coef:
         raise ValueError("kl_coef is set, but there are no log-probabilities of a reference")
 
     with torch.no_grad():
-        counted_N = weights_N != 0
 
         def total(values_N: Tensor) -> Tensor:
             return values_N[counted_N].double().sum()

@@ -94,6 +94,19 @@ def test_stats_add_up_and_leave_out_what_has_no_weight() -> None:
     assert nothing.stats.means()["mismatch_max"] == 0
 
 
+@pytest.mark.parametrize("odd", [-math.inf, math.inf, math.nan])
+def test_tokens_without_weight_take_no_part_whatever_they_are(odd: float) -> None:
+    new = tensor([math.log(1.25), odd], dtype=torch.float64, requires_grad=True)
+    zero, other = torch.zeros(2, dtype=torch.float64), tensor([0.0, odd], dtype=torch.float64)
+    config = LossConfig(kl_coef=0.1)
+    loss = policy_loss(new, other, other, tensor([2.0, odd]).double(), tensor([1.0, 0.0]).double(), config, other).loss
+    loss.backward()
+    assert new.grad is not None
+    assert new.grad[1] == 0
+    alone = policy_loss(new[:1].detach(), zero[:1], zero[:1], zero[:1] + 2, zero[:1] + 1, config, zero[:1]).loss
+    assert loss.item() == pytest.approx(alone.item())
+
+
 def test_impossible_settings_are_refused() -> None:
     for wrong in ({"clip_low": 1.5}, {"clip_high": -0.1}, {"importance_cap": 0.0}, {"kl_coef": -1.0}):
         with pytest.raises(ValueError, match="is"):

@@ -35,12 +35,15 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         if self.schedule != "constant" and self.total_steps is None:
             raise ValueError(f"a {self.schedule} schedule needs total_steps")
-        above_zero = {"learning_rate": self.learning_rate, "eps": self.eps, "clip_grad_norm": self.clip_grad_norm,
-                      "total_steps": 1 if self.total_steps is None else self.total_steps}  # fmt: skip
-        not_below = {"warmup_steps": self.warmup_steps, "weight_decay": self.weight_decay}
-        for name, value in {**above_zero, **not_below}.items():
-            if value < 0 or (name in above_zero and not value > 0):
-                raise ValueError(f"{name} must be {'positive' if name in above_zero else 'at least 0'}, got {value:g}")
+        above_zero = {"eps": self.eps, "clip_grad_norm": self.clip_grad_norm, "total_steps": self.total_steps}
+        for name, value in above_zero.items():
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be positive, got {value:g}")
+        not_below = {"learning_rate": self.learning_rate, "warmup_steps": self.warmup_steps,
+                     "weight_decay": self.weight_decay}  # fmt: skip
+        for name, value in not_below.items():
+            if not value >= 0:
+                raise ValueError(f"{name} must be at least 0, got {value:g}")
         if not 0 <= self.final_lr_ratio <= 1 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError("final_lr_ratio is between 0 and 1, and both betas are at least 0 and below 1")
 

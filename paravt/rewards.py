@@ -21,7 +21,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from paravt.answers import extract_letter, extract_window
-from paravt.errors import RecipeError
+from paravt.errors import ParaVTError, RecipeError
 from paravt.spans import END_OF_TURN, structural_spans
 from paravt.structure import FormatKind, turn_kind, turn_stops
 from paravt.turns import parse_turn
@@ -72,6 +72,8 @@ def reward(episode: Episode, config: RewardConfig, accuracy_score: Score | None 
     for name, function in zip(config.functions, functions, strict=True):
         try:
             found = function(episode)
+        except ParaVTError:  # says itself what it is
+            raise
         except Exception as error:
             said = f"{type(error).__name__}: {error}".splitlines()[0]
             raise RecipeError(f"reward function {name!r} failed on sample {episode.sample.id}: {said}") from error

@@ -172,7 +172,10 @@ def test_a_process_that_fails_ends_the_run_with_one_line(
 def test_what_is_wrong_from_the_start_is_one_line_too(one: Path, tmp_path: Path) -> None:
     done = run(command(one, tmp_path, changes=("seed=7",)))
     assert done.returncode == 2
-    assert done.stderr.strip().splitlines() == [f"paravt: {one}: holds a run of another recipe; choose another --out"]
+    difference = "(seed: 0, now 7)"
+    assert done.stderr.strip().splitlines() == [
+        f"paravt: {one}: holds a run of another recipe {difference}; choose another --out"
+    ]
 
 
 # ------------------------------------------------------------------ ahead

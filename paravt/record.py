@@ -67,7 +67,8 @@ class Record:
             write_whole(self._warnings, "".join(f"{warning}\n" for warning in told))
 
     def __enter__(self) -> Record:
-        self._live.start()
+        if self._console.is_terminal:  # a log file has a line for each step instead
+            self._live.start()
         return self
 
     def __exit__(

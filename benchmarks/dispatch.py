@@ -1,4 +1,4 @@
-"""Five crops of a long video: parallel against sequential dispatch.
+"""Six crops of a long video: parallel against sequential dispatch.
 
     python benchmarks/dispatch.py [--repeats 5]
 
@@ -33,7 +33,8 @@ from paravt.engines.scripted import ScriptedEngine
 from paravt.lab.demo import longest_question
 from paravt.lab.teacher import script
 from paravt.lab.tiny import TinyShape, build_model, build_processor
-from paravt.lab.world import Question, write_video
+from paravt.lab.questions import Question
+from paravt.lab.world import write_video
 from paravt.models import load_model
 from paravt.models.qwen_vl import QwenVL
 from paravt.types import Dispatch, Episode
@@ -98,7 +99,7 @@ def measure(
             config = EpisodeConfig(dispatch=mode, **options)
             done[mode] = asyncio.run(play(engine(name, asked, mode), asked, mode, config))
             right[mode] += done[mode].answer == asked.sample.answer
-        if any(episode.tool_calls != 5 or episode.errors for episode in done.values()):
+        if any(episode.tool_calls != 6 or episode.errors for episode in done.values()):
             print(f"  {name}: left out, {[e.tool_calls for e in done.values()]} crops")
             continue
         parallel, sequential = done["parallel"], done["sequential"]

@@ -241,8 +241,9 @@ def lab_video(
     out: Annotated[Path, typer.Argument(help="The mp4 file to write.", show_default=False)],
     seed: Annotated[int, typer.Option(help="Another seed, another video.")] = 0,
 ) -> None:
-    """Write a generated video (21 minutes) and print questions about it with their answers."""
-    from paravt.lab.world import question, write_video
+    """Write a generated video (two minutes) and print questions about it with their answers."""
+    from paravt.lab.questions import question
+    from paravt.lab.world import write_video
 
     name = f"video-{seed}"
     write_video(name, out)
@@ -255,7 +256,7 @@ def lab_demo(
     directory: Annotated[Path, typer.Option(help="Where the video goes.")] = Path("demo"),
     seed: Annotated[int, typer.Option(help="Another seed, another video.")] = 0,
 ) -> None:
-    """Ask the shipped checkpoint about a 21-minute video, in parallel and in sequential mode, side by side."""
+    """Ask the shipped checkpoint about a generated video, in parallel and in sequential mode, side by side."""
     from paravt.lab.demo import run_demo
 
     run_demo(directory, seed, Console())

@@ -31,7 +31,7 @@ from paravt.data import SampleStream
 from paravt.engines.local import LocalEngine
 from paravt.errors import DataError, RecipeError
 from paravt.lab.factory import train_rl
-from paravt.lab.world import question
+from paravt.lab.questions import question
 from paravt.learner import Learner, StepMetrics
 from paravt.models import load_model
 from paravt.types import Episode, Score

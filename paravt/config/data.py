@@ -9,23 +9,38 @@ from pydantic import Field, model_validator
 from paravt.config.base import EpisodeRecipe, Positive, Strict
 
 
+Share = Annotated[float, Field(ge=0)]
+Families = dict[Literal["what", "both", "first", "count", "odd", "when"], Share]
+
+
 class LabMixture(Strict):
-    """Traces of the lab's scripted teacher: shares of their kinds, and the frame budgets of their overviews."""
+    """Traces of the lab's scripted teacher; see `paravt.lab.teacher`."""
 
     kind: Literal["lab"] = "lab"
-    kinds: dict[Literal["parallel", "sequential", "none", "crop"], Annotated[float, Field(ge=0)]]
+    kinds: dict[Literal["parallel", "direct", "sequential", "none", "crop", "look"], Share]
     """Shares of the kinds of traces, relative to each other."""
     budgets: tuple[Positive, ...] = (4, 8, 16, 32, 64)
-    """K is drawn from these."""
-    lengths: tuple[Annotated[int, Field(ge=2, le=5)], ...] = (2, 3, 4, 5)
-    """Cells that a question spans; each is watched by one crop."""
+    """K, the frames of an overview, is drawn from these."""
+    style: Literal["clean", "plain", "sloppy"] = "clean"
+    """How well the teacher keeps the format."""
+    families: Families | None = None
+    """Shares of the families of questions, relative to each other; unset: the default mix."""
+    choice: Annotated[float, Field(ge=0, le=1)] = 0.25
+    """Share of multiple choice among the questions that can have it."""
     crop_frames: tuple[Positive, ...] = (16,)
     """Frames of the windows in traces of kind crop."""
+    look_frames: tuple[Annotated[int, Field(ge=1, le=128)], ...] = (4,)
+    """Frames in traces of kind look."""
+    questions: Positive = 1
+    """About each video in traces of kind direct and none, one turn each."""
 
     @model_validator(mode="after")
     def _something(self) -> LabMixture:
-        if sum(self.kinds.values()) <= 0 or not (self.budgets and self.lengths and self.crop_frames):
-            raise ValueError("the shares of `kinds` must not all be 0, and none of the lists must be empty")
+        shares = [self.kinds, *([] if self.families is None else [self.families])]
+        if any(sum(part.values()) <= 0 for part in shares):
+            raise ValueError("the shares of `kinds` and of `families` must not all be 0")
+        if not (self.budgets and self.crop_frames and self.look_frames):
+            raise ValueError("none of the lists must be empty")
         return self
 
 
@@ -35,6 +50,10 @@ class LabQuestions(Strict):
     kind: Literal["lab"] = "lab"
     videos: Positive = 20_000
     """Different ones; each has one question."""
+    families: Families | None = None
+    """Shares of the families of questions, relative to each other; unset: the default mix."""
+    choice: Annotated[float, Field(ge=0, le=1)] = 0.25
+    """Share of multiple choice among the questions that can have it."""
 
 
 class QuestionFile(Strict):

@@ -12,14 +12,15 @@ from rich.text import Text
 from paravt.agent import EpisodeConfig
 from paravt.ask import ask, open_engine
 from paravt.errors import EngineError
-from paravt.lab.world import CELL, DURATION, Question, question, write_video
+from paravt.lab.questions import Question, question
+from paravt.lab.world import CELL, DURATION, write_video
 from paravt.terminal import LiveEpisode, clock, crop_table, printable
 from paravt.types import Dispatch, Episode
 
 
 def longest_question(video: str, path: str) -> Question:
-    """A question about a stretch of five cells: as many crops as the task ever needs."""
-    return max((question(video, number, path) for number in range(40)), key=lambda q: q.end - q.start)
+    """An open question about three scenes: as many crops as the task ever needs."""
+    return max((question(video, number, path, choice=0) for number in range(40)), key=lambda q: len(q.cells))
 
 
 def run_demo(directory: Path, seed: int, console: Console) -> None:

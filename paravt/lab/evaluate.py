@@ -21,8 +21,8 @@ from paravt.episodes import save_episodes
 from paravt.lab.evaluation_recipe import EvaluationRecipe
 from paravt.lab.faults import FaultyEngine, forgive
 from paravt.lab.logs import episodes_file
-from paravt.lab.score import true_reports
-from paravt.lab.world import GLYPHS, WorldReader, question, world
+from paravt.lab.questions import question, true_reports
+from paravt.lab.world import GLYPHS, WorldReader, world
 from paravt.models import QwenVL, load_model
 from paravt.provenance import claim_run
 from paravt.rewards import RewardConfig, reward
@@ -33,17 +33,16 @@ from paravt.video import FrameSource
 def lab_questions(seed: int, count: int) -> list[Sample]:
     """Questions that no training has seen, each about a video of its own, the same for the same seed.
 
-    `metadata["windows"]` is the number of windows that have to be watched.
+    `metadata["windows"]` is the number of scenes that have to be watched.
     """
-    asked = [question(f"eval-{seed}-{number}", 0) for number in range(count)]
-    return [replace(one.sample, metadata={**one.sample.metadata, "windows": len(one.cells)}) for one in asked]
+    return [question(f"eval-{seed}-{number}", 0).sample for number in range(count)]
 
 
 def wrong_report(sample: Sample, seed: int, prompt: Prompt) -> str:
     """A report like a sub-agent's that does not say what its frames show."""
     seen = world(sample.video).visible([frame.time for frame in prompt.images])
     draw = random.Random(stable_seed("wrong", seed, sample.id, prompt.trace))
-    return draw.choice([glyph for glyph in GLYPHS if glyph not in seen])
+    return " " + draw.choice([glyph for glyph in GLYPHS if glyph not in seen])
 
 
 def run_evaluation(

@@ -10,10 +10,10 @@ from rich.console import Console
 
 from paravt.config import LabMixture, PretrainedModel, QuestionFile, QuestionRows, RLRecipe, SFTRecipe
 from paravt.engines.base import stable_seed
-from paravt.lab.score import true_reports
-from paravt.lab.teacher import Mixture, phrases, traces
+from paravt.lab.questions import FAMILIES, question, true_reports
+from paravt.lab.teacher import Kind, Mixture, phrases, traces
 from paravt.lab.tiny import DEFAULT_SHAPE, TinyShape, build_model, build_processor, train_tokenizer
-from paravt.lab.world import WorldReader, question
+from paravt.lab.world import WorldReader
 from paravt.models import QwenVL, load_model
 from paravt.questions import read_questions
 from paravt.ranks import Ranks
@@ -27,8 +27,8 @@ def new_model(shape: TinyShape = DEFAULT_SHAPE, seed: int = 0) -> QwenVL:
     """A tiny model with freshly initialised weights; its tokenizer fits the lab's world, whatever the seed."""
     plain = train_tokenizer(["a"])
     draft = QwenVL(build_model(plain, shape), build_processor(plain, shape)).chat
-    mixture = Mixture({"parallel": 1, "sequential": 1, "none": 1, "crop": 1}, budgets=(4,))
-    corpus = [trace.text for trace in islice(traces(draft, mixture, seed=0), 200)]
+    kinds: dict[Kind, float] = {"parallel": 1, "sequential": 1, "none": 1, "crop": 1, "look": 1}
+    corpus = [trace.text for trace in islice(traces(draft, Mixture(kinds, budgets=(4,)), seed=0), 300)]
     tokenizer = train_tokenizer(corpus, phrases(draft))
     return QwenVL(build_model(tokenizer, shape, seed), build_processor(tokenizer, shape))
 
@@ -44,7 +44,7 @@ def train_sft(recipe: SFTRecipe, out: Path, console: Console) -> None:
     def stage_traces(model: QwenVL, number: int) -> Iterator[Trace]:
         data = recipe.stages[number].data
         assert isinstance(data, LabMixture)
-        mixture = Mixture(data.kinds, data.budgets, data.lengths, data.crop_frames)
+        mixture = Mixture(**data.model_dump(exclude={"kind"}))
         return traces(model.chat, mixture, stable_seed(recipe.seed, number))
 
     run_sft(recipe, out, console, start, stage_traces)
@@ -56,5 +56,9 @@ def train_rl(recipe: RLRecipe, out: Path, console: Console, resume: str = "auto"
         if isinstance(recipe.data, QuestionFile | QuestionRows):
             run_rl(recipe, out, console, read_questions(recipe.data), FrameReader(), ranks, resume=resume)
         else:
-            samples = [question(f"rl-{number}", 0).sample for number in range(recipe.data.videos)]
+            families, choice = recipe.data.families or FAMILIES, recipe.data.choice
+            samples = [
+                question(f"rl-{number}", 0, families=families, choice=choice).sample
+                for number in range(recipe.data.videos)
+            ]
             run_rl(recipe, out, console, samples, WorldReader(), ranks, true_reports, resume)

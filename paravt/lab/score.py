@@ -14,7 +14,8 @@ from rich.table import Table
 from paravt.agent import EpisodeConfig, run_episode
 from paravt.ask import open_engine
 from paravt.engines.base import Engine
-from paravt.lab.world import GLYPHS, WorldReader, question, world
+from paravt.lab.questions import question, true_reports
+from paravt.lab.world import WorldReader
 from paravt.metrics import mean
 from paravt.rewards import format_strict
 from paravt.types import Dispatch, Episode
@@ -87,15 +88,5 @@ def run_score(model: str | None, questions: int, frame_budget: int, console: Con
             "-" if math.isnan(row.true_reports) else f"{row.true_reports:.2f}", str(row.unscored),
         )  # fmt: skip
     console.print(table)
-    console.print(f"{questions} questions, K = {frame_budget}, chance {1 / len(GLYPHS):.2f}")
+    console.print(f"{questions} questions, K = {frame_budget}")
     return scores
-
-
-def true_reports(episode: Episode) -> float | None:
-    """The share of an episode's reports that say what the window's frames show; None without reports."""
-    truths = [
-        crop.report == (", ".join(world(episode.sample.video).visible(crop.frame_times)) or "nothing")
-        for crop in episode.crops
-        if crop.ran
-    ]
-    return sum(truths) / len(truths) if truths else None

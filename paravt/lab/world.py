@@ -1,12 +1,10 @@
-"""A procedural long video with something to find in it, and questions about it.
+"""A procedural long video with something to find in it, and a reader that shows it without a file.
 
-A video of 1,280 s at 2 fps has four scenes of 320 s, each with its own background colour and one event: one of eight
-glyphs, shown for 8 s. "What appears between 384 and 640 seconds?" asks for the glyph of an event in a stretch of two
-to five cells of 64 s. Overview frames are too far apart to catch most events; a crop of a cell (16 frames, one every
-4 s) always does.
-
-Everything follows from a seed, and a frame from the video and its index alone, so that the mp4 file and the
-in-memory reader show the same pictures.
+A video of 128 s at 2 fps has four scenes of 32 s, each with its own background colour and one event: one of eight
+glyphs, shown for 1 to 6 s. Elsewhere there are distractors: pictures with stripes, a second or three long, that no
+question is about. Everything follows from the video's name. Pictures are few and shared: what is seen at a time
+depends on the ground, on what is drawn on it, and on one of four variants of noise, so that the frames of many videos
+are the same ones and go through a vision tower once.
 """
 
 from __future__ import annotations
@@ -23,14 +21,18 @@ import numpy as np
 
 from paravt.engines.base import stable_seed
 from paravt.errors import VideoError
-from paravt.types import Frame, Sample
+from paravt.types import Frame
 from paravt.video import Frames, VideoInfo
 
-DURATION, SCENES, CELL, EVENT = 1280, 4, 64, 8
+DURATION, SCENES, CELL = 128, 4, 16
+"""Seconds; CELL is the window of a crop that shows a frame a second."""
 SCENE = DURATION // SCENES
 FPS = 2
-SIDE = 64
+SIDE = 32
 """Of the square video, in px."""
+EVENT_LENGTHS = (1, 2, 3, 4, 5, 6)
+"""Seconds."""
+VARIANTS = 4
 
 _BITMAPS = {
     "star": ("...##...", "...##...", "########", ".######.", "..####..", ".##..##.", "##....##", "........"),
@@ -41,22 +43,32 @@ _BITMAPS = {
     "fish": ("........", "..###..#", ".#####.#", "########", "########", ".#####.#", "..###..#", "........"),
     "bell": ("...##...", "..####..", "..####..", ".######.", ".######.", "########", "...##...", "........"),
     "crown": ("#..##..#", "#..##..#", "##.##.##", "########", "########", "########", ".######.", "........"),
+    # distractors
+    "stripes": ("########", "........", "########", "........", "########", "........", "########", "........"),
+    "bars": ("#.#.#.#.", "#.#.#.#.", "#.#.#.#.", "#.#.#.#.", "#.#.#.#.", "#.#.#.#.", "#.#.#.#.", "#.#.#.#."),
 }
-GLYPHS = tuple(_BITMAPS)
-_MASKS = np.array([[[c == "#" for c in row] for row in _BITMAPS[name]] for name in GLYPHS])
-_INKS = np.array([(250, 240, 60), (240, 240, 255), (255, 160, 40), (90, 230, 255), (90, 240, 90), (255, 110, 200),
-                  (190, 140, 255), (255, 70, 60)])  # fmt: skip
-_GROUNDS = np.array([(120, 30, 30), (30, 40, 120), (25, 90, 40), (110, 85, 20), (20, 95, 100), (105, 40, 90),
-                     (70, 70, 75), (55, 35, 20)])  # fmt: skip
+GLYPHS = tuple(_BITMAPS)[:8]
+DISTRACTORS = tuple(_BITMAPS)[8:]
+_INKS = dict(zip(_BITMAPS, np.array([
+    (250, 240, 60), (240, 240, 255), (255, 160, 40), (90, 230, 255), (90, 240, 90), (255, 110, 200), (190, 140, 255),
+    (255, 70, 60), (200, 200, 200), (160, 160, 160),
+]), strict=True))  # fmt: skip
+GROUNDS = {
+    "red": (120, 30, 30), "blue": (30, 40, 120), "green": (25, 90, 40), "gold": (110, 85, 20), "teal": (20, 95, 100),
+    "pink": (105, 40, 90), "gray": (70, 70, 75), "brown": (55, 35, 20),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Event:
+    """Something that is shown from `start` until `end`, in seconds."""
+
     start: int
-    """In seconds; the event is over EVENT seconds later."""
-    glyph: int
-    left: int
-    top: int
+    end: int
+    shows: str
+
+    def at(self, second: float) -> bool:
+        return self.start <= second < self.end
 
 
 @dataclass(frozen=True)
@@ -64,94 +76,80 @@ class World:
     """One video."""
 
     name: str
-    grounds: tuple[int, ...]
+    grounds: tuple[str, ...]
     events: tuple[Event, ...]
     """One in each scene, in order."""
+    distractors: tuple[Event, ...]
 
-    def frame(self, index: int) -> np.ndarray:
-        """Picture `index` (at index / FPS seconds): uint8 RGB, (SIDE, SIDE, 3)."""
+    def shows(self, second: float) -> str | None:
+        """What is drawn at a time."""
+        drawn = (event.shows for event in (*self.events, *self.distractors) if event.at(second))
+        return next(drawn, None)
+
+    def picture(self, index: int) -> tuple[str, str | None, int]:
+        """Which of the shared pictures frame `index` is (at index / FPS seconds)."""
         second = index / FPS
         scene = min(int(second // SCENE), SCENES - 1)
-        noise = np.random.default_rng(stable_seed(self.name, index))
-        picture = np.empty((SIDE, SIDE, 3))
-        picture[:] = _GROUNDS[self.grounds[scene]] + noise.normal(0, 5, 3)
-        picture += np.linspace(-12, 12, SIDE)[:, None, None]
-        event = self.events[scene]
-        if event.start <= second < event.start + EVENT:
-            mask = np.kron(_MASKS[event.glyph], np.ones((4, 4), bool))
-            box = picture[event.top : event.top + 32, event.left : event.left + 32]
-            box[mask] = _INKS[event.glyph]
-        return picture.clip(0, 255).astype(np.uint8)
+        return self.grounds[scene], self.shows(second), stable_seed(self.name, index) % VARIANTS
 
     def visible(self, times: Sequence[float], start: float = 0, end: float = DURATION) -> list[str]:
-        """The glyphs that pictures at `times` show between `start` and `end`, in order, each once."""
-        return [
-            GLYPHS[event.glyph]
-            for event in self.events
-            if any(event.start <= t < event.start + EVENT and start <= t < end for t in times)
-        ]
+        """The glyphs that pictures at `times` show between `start` and `end`, in order, one for each event."""
+        return [event.shows for event in self.events if any(event.at(t) and start <= t < end for t in times)]
+
+
+@lru_cache(maxsize=None)
+def picture(ground: str, drawn: str | None, variant: int) -> np.ndarray:
+    """uint8 RGB of shape (SIDE, SIDE, 3): noise on a ground, and a glyph of 16 px about its middle."""
+    draw = np.random.default_rng(stable_seed("picture", ground, drawn, variant))
+    pixels = GROUNDS[ground] + draw.normal(0, 5, 3) + draw.normal(0, 4, (SIDE, SIDE, 3))
+    if drawn is not None:
+        mask = np.kron(np.array([[c == "#" for c in row] for row in _BITMAPS[drawn]]), np.ones((2, 2), bool))
+        top, left = 8 + draw.integers(-1, 2, 2)
+        pixels[top : top + 16, left : left + 16][mask] = _INKS[drawn]
+    return pixels.clip(0, 255).astype(np.uint8)
 
 
 @lru_cache(maxsize=512)
 def world(name: str) -> World:
-    """The video that a name stands for."""
+    """The video that a name stands for.
+
+    A third of the videos show one glyph in three scenes and another one in the fourth; in the others every scene has
+    a glyph of its own draw.
+    """
     draw = random.Random(stable_seed("world", name))
-    events = []
-    for scene in range(SCENES):
-        cell = scene * SCENE + CELL * draw.randrange(SCENE // CELL)
-        start = cell + draw.randrange(CELL - EVENT + 1)
-        events.append(Event(start, draw.randrange(len(GLYPHS)), 8 + draw.randrange(17), 8 + draw.randrange(17)))
-    return World(name, tuple(draw.sample(range(len(_GROUNDS)), SCENES)), tuple(events))
-
-
-@dataclass(frozen=True)
-class Question:
-    """A sample with what the teacher needs to know about it."""
-
-    sample: Sample
-    start: int
-    end: int
-
-    @property
-    def cells(self) -> list[tuple[int, int]]:
-        return [(a, a + CELL) for a in range(self.start, self.end, CELL)]
-
-
-def question(video: str, seed: int, path: str | None = None, lengths: Sequence[int] = (2, 3, 4, 5)) -> Question:
-    """A question about a stretch of `lengths` cells; `path` is where the video's file is, if there is one."""
-    draw = random.Random(stable_seed("question", video, seed))
-    scene = draw.randrange(SCENES)
-    event = world(video).events[scene]
-    cells = SCENE // CELL
-    at = (event.start - scene * SCENE) // CELL
-    length = draw.choice(lengths)
-    first = draw.randint(max(0, at - length + 1), min(at, cells - length))
-    start = scene * SCENE + first * CELL
-    end = start + length * CELL
-    sample = Sample(
-        id=f"{video}/{seed}",
-        video=path or video,
-        question=f"What appears between {start} and {end} seconds?",
-        answer=GLYPHS[event.glyph],
-    )
-    return Question(sample, start, end)
+    common, odd = draw.sample(GLYPHS, 2)
+    if draw.random() < 1 / 3:
+        shown = [common] * SCENES
+        shown[draw.randrange(SCENES)] = odd
+    else:
+        shown = [draw.choice(GLYPHS) for _ in range(SCENES)]
+    events, distractors = [], []
+    for scene, glyph in enumerate(shown):
+        length = draw.choice(EVENT_LENGTHS)
+        start = scene * SCENE + draw.randrange(SCENE - length + 1)
+        events.append(Event(start, start + length, glyph))
+    for _ in range(3):
+        start, length = draw.randrange(DURATION - 3), draw.randint(1, 3)
+        if all(start + length <= event.start or event.end <= start for event in events):
+            distractors.append(Event(start, start + length, draw.choice(DISTRACTORS)))
+    return World(name, tuple(draw.sample(tuple(GROUNDS), SCENES)), tuple(events), tuple(distractors))
 
 
 def write_video(name: str, path: str | Path) -> None:
-    """Write the video as an H.264 mp4 file, about 1 MB. Raises VideoError if the file cannot be written."""
+    """Write the video as a lossless H.264 mp4 file. Raises VideoError if the file cannot be written."""
     try:
         opened = av.open(str(path), "w", format="mp4")
     except OSError as error:
         raise VideoError(path, f"cannot be written: {error.strerror or error}") from error
     with opened as container:
-        stream = container.add_stream("libx264", rate=FPS, options={"crf": "16", "preset": "veryfast", "g": "32"})
+        stream = container.add_stream("libx264rgb", rate=FPS, options={"qp": "0", "preset": "veryfast", "g": "16"})
         stream.width = stream.height = SIDE
-        stream.pix_fmt = "yuv444p"
+        stream.pix_fmt = "rgb24"
         stream.time_base = Fraction(1, FPS)
         for index in range(DURATION * FPS):
-            picture = av.VideoFrame.from_ndarray(world(name).frame(index), format="rgb24")
-            picture.pts = index
-            container.mux(stream.encode(picture))
+            shown = av.VideoFrame.from_ndarray(picture(*world(name).picture(index)), format="rgb24")
+            shown.pts = index
+            container.mux(stream.encode(shown))
         container.mux(stream.encode())
 
 
@@ -165,14 +163,12 @@ class WorldReader:
         )  # fmt: skip
 
     async def aread(self, path: str, times: Sequence[float], size: tuple[int, int] | None = None) -> Frames:
-        if size is not None and size != (SIDE // 2, SIDE // 2):
-            raise VideoError(path, f"worlds are read at {SIDE // 2} x {SIDE // 2} px")
-        frames: list[Frame | None] = []
-        missing: list[str | None] = []
-        for time in times:
-            inside = 0 <= time < DURATION
-            frames.append(_small_frame(path, int(time * FPS)) if inside else None)
-            missing.append(None if inside else f"{time:g} seconds is outside the video")
+        if size is not None and size != (SIDE, SIDE):
+            raise VideoError(path, f"worlds are read at {SIDE} x {SIDE} px")
+        shown = world(path)
+        inside = [0 <= time < DURATION for time in times]
+        frames = [frame(shown, time) if ok else None for time, ok in zip(times, inside, strict=True)]
+        missing = [None if ok else f"{t:g} seconds is outside the video" for t, ok in zip(times, inside, strict=True)]
         return Frames(tuple(frames), tuple(missing))
 
     async def aread_many(
@@ -181,8 +177,12 @@ class WorldReader:
         return [await self.aread(path, times, size) for times in windows]
 
 
-@lru_cache(maxsize=4096)
-def _small_frame(name: str, index: int) -> Frame:
-    picture = world(name).frame(index).astype(np.float32)
-    half = picture.reshape(SIDE // 2, 2, SIDE // 2, 2, 3).mean((1, 3)).round().astype(np.uint8)
-    return Frame(index / FPS, half, f"{name}:{index}")
+def frame(shown: World, time: float) -> Frame:
+    """The frame that is on the screen at `time`."""
+    index = int(time * FPS)
+    return still(index / FPS, *shown.picture(index))
+
+
+def still(time: float, ground: str, drawn: str | None, variant: int) -> Frame:
+    """One of the shared pictures as a frame."""
+    return Frame(time, picture(ground, drawn, variant), f"lab:{ground}:{drawn}:{variant}")

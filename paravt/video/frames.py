@@ -37,7 +37,8 @@ class Frames:
 def distinct(frames: Frames | Iterable[Frame | None]) -> tuple[Frame, ...]:
     """The frames there are, each at most once, in the given order.
 
-    A clip with fewer frames than were asked for gives each of its frames once.
+    A clip with fewer frames than were asked for gives each of its frames once. Pictures that are shown at two times
+    are two frames, also if they look the same.
     """
     given = frames.frames if isinstance(frames, Frames) else frames
-    return tuple({frame.key: frame for frame in given if frame is not None}.values())
+    return tuple({(frame.time, frame.key): frame for frame in given if frame is not None}.values())

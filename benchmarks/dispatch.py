@@ -31,9 +31,9 @@ from paravt.engines.base import Completion, Engine, Prompt, Sampling
 from paravt.engines.local import LocalEngine
 from paravt.engines.scripted import ScriptedEngine
 from paravt.lab.demo import longest_question
+from paravt.lab.questions import Question
 from paravt.lab.teacher import script
 from paravt.lab.tiny import TinyShape, build_model, build_processor
-from paravt.lab.questions import Question
 from paravt.lab.world import write_video
 from paravt.models import load_model
 from paravt.models.qwen_vl import QwenVL

@@ -111,9 +111,7 @@ def test_a_clean_teacher_is_right_and_strict(student: QwenVL, kind: Kind) -> Non
 
 
 @pytest.mark.parametrize(("style", "low", "high"), [("clean", 1.0, 1.0), ("plain", 0.7, 0.97), ("sloppy", 0.0, 0.2)])
-def test_styles_keep_the_format_as_well_as_they_say(
-    student: QwenVL, style: Style, low: float, high: float
-) -> None:
+def test_styles_keep_the_format_as_well_as_they_say(student: QwenVL, style: Style, low: float, high: float) -> None:
     draw = random.Random(0)
     config = EpisodeConfig(frame_budget=4, call_timeout=None, force_answer=False)
     episodes = [

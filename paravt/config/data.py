@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 
 from paravt.config.base import EpisodeRecipe, Positive, Strict
 
-
 Share = Annotated[float, Field(ge=0)]
 Families = dict[Literal["what", "both", "first", "count", "odd", "when"], Share]
 
@@ -36,8 +35,8 @@ class LabMixture(Strict):
 
     @model_validator(mode="after")
     def _something(self) -> LabMixture:
-        shares = [self.kinds, *([] if self.families is None else [self.families])]
-        if any(sum(part.values()) <= 0 for part in shares):
+        families = [1.0] if self.families is None else [*self.families.values()]
+        if sum(self.kinds.values()) <= 0 or sum(families) <= 0:
             raise ValueError("the shares of `kinds` and of `families` must not all be 0")
         if not (self.budgets and self.crop_frames and self.look_frames):
             raise ValueError("none of the lists must be empty")

@@ -123,9 +123,7 @@ def _between(scenes: Sequence[int]) -> str:
     return f"between {scenes[0] * SCENE} and {(scenes[-1] + 1) * SCENE} seconds"
 
 
-def _sample(
-    draw: random.Random, asked: _Asked, video: str, seed: int, path: str | None, choice: float
-) -> Question:
+def _sample(draw: random.Random, asked: _Asked, video: str, seed: int, path: str | None, choice: float) -> Question:
     kind: AnswerType = "temporal" if asked.family == "when" else "open"
     options: tuple[str, ...] = ()
     answer = asked.answer

@@ -11,7 +11,6 @@ from typing import Literal
 
 from paravt.agent import EpisodeConfig, run_episode
 from paravt.chat import TokenChat, text_message, timestamp
-from paravt.crops import timestamped
 from paravt.engines.base import stable_seed
 from paravt.engines.scripted import ScriptedEngine, Step
 from paravt.lab.questions import FAMILIES, Family, Question, question, report
@@ -22,14 +21,13 @@ from paravt.lab.world import (
     FPS,
     GLYPHS,
     GROUNDS,
-    SCENE,
-    SCENES,
     VARIANTS,
     WorldReader,
     still,
     world,
 )
 from paravt.prompts import Prompts
+from paravt.protocol import timestamped
 from paravt.tools import CROP_VIDEO
 from paravt.turns import render_call
 from paravt.types import Dispatch, Episode, Message, Segment, TextPart, Trace
@@ -86,7 +84,12 @@ class Mixture:
 
 
 def script(
-    asked: Question, kind: Kind, frame_budget: int, video: str, style: Style = "clean", draw: random.Random | None = None
+    asked: Question,
+    kind: Kind,
+    frame_budget: int,
+    video: str,
+    style: Style = "clean",
+    draw: random.Random | None = None,
 ) -> dict[str, list[Step]]:
     """What an ideal policy of this style says: every range is watched, and the reports are true.
 

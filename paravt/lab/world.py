@@ -13,7 +13,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import av
@@ -97,7 +97,7 @@ class World:
         return [event.shows for event in self.events if any(event.at(t) and start <= t < end for t in times)]
 
 
-@lru_cache(maxsize=None)
+@cache
 def picture(ground: str, drawn: str | None, variant: int) -> np.ndarray:
     """uint8 RGB of shape (SIDE, SIDE, 3): noise on a ground, and a glyph of 16 px about its middle."""
     draw = np.random.default_rng(stable_seed("picture", ground, drawn, variant))

@@ -61,6 +61,15 @@ def test_every_question_can_be_answered_from_crops_and_few_from_a_short_overview
     assert 0.75 * len(questions) < right[64] < len(questions)  # an event of 1 s is seen half the time
 
 
+@pytest.mark.parametrize("choice", [0.0, 1.0])
+def test_whatever_was_seen_there_is_an_answer(choice: float) -> None:
+    draw = random.Random(0)
+    for one in asked(200, choice=choice):
+        for budget in (1, 4, 16, 32):
+            said = conclude(one, seen(one, list(overview_times(DURATION, budget))), draw)
+            assert said in one.sample.options or not one.sample.options
+
+
 def test_the_answer_compares_what_several_scenes_show() -> None:
     """Without the last of its scenes, a question of several is often answered wrongly."""
     draw = random.Random(0)

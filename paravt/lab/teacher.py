@@ -167,9 +167,8 @@ def conclude(asked: Question, seen: Sequence[str | None], draw: random.Random) -
     if asked.family == "first":
         return min(asked.glyphs, key=lambda glyph: glyphs.index(glyph) if glyph in glyphs else len(glyphs))
     if asked.family == "odd":
-        once = [glyph for glyph in glyphs if glyphs.count(glyph) == 1]
-        found = once if len(once) == 1 else [glyph for glyph in once if glyph in options] if options else once
-        return draw.choice(found or options or GLYPHS)
+        possible = [glyph for glyph in glyphs if glyphs.count(glyph) == 1 and glyph in (options or GLYPHS)]
+        return draw.choice(possible or options or GLYPHS)
     unseen = [part for part, glyph in zip(asked.ranges, seen, strict=True) if glyph is None]
     hits = [part for part, glyph in zip(asked.ranges, seen, strict=True) if glyph == asked.glyphs[0]]
     start, end = hits[0] if hits else draw.choice(unseen or asked.ranges)

@@ -152,7 +152,7 @@ def test_supervised_training_in_one_process(eight_billion: Path) -> None:
     frozen = estimate_sft(load_recipe(SFTRecipe, path, [*changes, "freeze_vision=true"]))
     assert 0.9 * frozen.parameters < frozen.trained < frozen.parameters
     with pytest.raises(RecipeError, match="a dry run is of a pretrained model"):
-        estimate_sft(load_recipe(SFTRecipe, RECIPES / "lab" / "tiny.yaml"))
+        estimate_sft(load_recipe(SFTRecipe, RECIPES / "lab" / "trunk.yaml"))
 
 
 def test_dry_run_of_supervised_training_on_the_command_line(eight_billion: Path) -> None:

@@ -147,7 +147,7 @@ def test_a_bad_recipe_is_one_line(tmp_path: Path, text: str, message: str) -> No
 
 
 def test_overrides(tmp_path: Path) -> None:
-    path = RECIPES / "lab" / "tiny.yaml"
+    path = RECIPES / "lab" / "trunk.yaml"
     changed = load_recipe(SFTRecipe, path, ["stages.0.steps=7", "seed=3", "model.hidden=64"])
     assert (changed.stages[0].steps, changed.seed, changed.model.hidden) == (7, 3, 64)  # type: ignore[union-attr]
     for wrong in ("seed", "stages.9.steps=1", "stages.x=1", "seed.deep=1"):

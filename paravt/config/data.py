@@ -16,7 +16,7 @@ class LabMixture(Strict):
     """Traces of the lab's scripted teacher; see `paravt.lab.teacher`."""
 
     kind: Literal["lab"] = "lab"
-    kinds: dict[Literal["parallel", "direct", "sequential", "none", "crop", "look"], Share]
+    kinds: dict[Literal["parallel", "direct", "sequential", "none", "crop", "look", "conclude"], Share]
     """Shares of the kinds of traces, relative to each other."""
     budgets: tuple[Positive, ...] = (4, 8, 16, 32, 64)
     """K, the frames of an overview, is drawn from these."""
@@ -31,7 +31,7 @@ class LabMixture(Strict):
     look_frames: tuple[Annotated[int, Field(ge=1, le=128)], ...] = (4,)
     """Frames in traces of kind look."""
     questions: Positive = 1
-    """About each video in traces of kind direct and none, one turn each."""
+    """Of a trace of kind direct, none or conclude, one turn each."""
 
     @model_validator(mode="after")
     def _something(self) -> LabMixture:

@@ -33,7 +33,7 @@ from paravt.turns import render_call
 from paravt.types import Dispatch, Episode, Message, Segment, TextPart, Trace
 from paravt.video import overview_times, window_times
 
-Kind = Literal["parallel", "direct", "sequential", "none", "crop", "look"]
+Kind = Literal["parallel", "direct", "sequential", "none", "crop", "look", "conclude"]
 Style = Literal["clean", "plain", "sloppy"]
 _LETTERS = "ABCD"
 
@@ -79,8 +79,8 @@ class Mixture:
     look_frames: tuple[int, ...] = (4,)
     """Frames in traces of kind "look"."""
     questions: int = 1
-    """About one and the same video in traces of kind "direct" and "none", one turn each: where to look is learned
-    sooner from several."""
+    """Of a trace of kind "direct" or "none", about one and the same video: where to look is learned sooner from
+    several. Also of a trace of kind "conclude"."""
 
 
 def script(
@@ -140,13 +140,28 @@ def _calls(
 
 
 def _answer(asked: Question, seen: Sequence[str | None], draw: random.Random, manner: Manner) -> str:
-    parts = [f"{a} to {b} {glyph or 'nothing'}" for (a, b), glyph in zip(asked.ranges, seen, strict=True)]
+    return _listing(asked, seen) + _ending(asked, seen, draw, manner)
+
+
+def _listing(asked: Question, seen: Sequence[str | None]) -> str:
+    """What was seen in each range, and where one glyph is asked for, whether it is that one."""
+    parts = []
+    for (start, end), glyph in zip(asked.ranges, seen, strict=True):
+        mark = "" if len(asked.glyphs) != 1 else " yes" if glyph in asked.glyphs else " no"
+        parts.append(f"{start} to {end} {glyph or 'nothing'}{mark}")
+    return "<think>\n" + ", ".join(parts) + "."
+
+
+def _ending(asked: Question, seen: Sequence[str | None], draw: random.Random, manner: Manner) -> str:
+    """What follows from it."""
     answer = conclude(asked, seen, draw)
-    text = "<think>\n" + ", ".join(parts) + "."
+    text = ""
     if asked.sample.options:
-        letter = _LETTERS[asked.sample.options.index(answer)]
-        text += f" {answer} is {letter}."
-        answer = letter
+        # one option after the other until it is the right one: easier for a small model than finding its letter
+        at = asked.sample.options.index(answer)
+        walked = zip(_LETTERS, asked.sample.options[: at + 1], strict=False)
+        text += f" {answer}: " + ", ".join(f"{letter} {option}" for letter, option in walked) + "."
+        answer = _LETTERS[at]
     text += "\n</think>\n" if draw.random() < manner.think_closed else "\n"
     tags = draw.random()
     if tags < manner.answer_closed:
@@ -217,6 +232,25 @@ def look(chat: TokenChat, frames: int, draw: random.Random) -> Trace:
     return trace
 
 
+def conclusions(chat: TokenChat, mixture: Mixture, video: str, draw: random.Random) -> Trace:
+    """Questions one after the other without a video, each with what was seen; only what follows
+    from it is learned."""
+    trace = Trace("main", "main", stop_reason="stop")
+    for number in range(mixture.questions):
+        asked = question(f"{video}-{number}", 0, families=mixture.families or FAMILIES, choice=mixture.choice)
+        sample = asked.sample
+        options = [f"{letter}. {text}" for letter, text in zip(_LETTERS, sample.options, strict=False)]
+        message = text_message("user", "\n".join([f"Question: {sample.question}", *options]))
+        trace = trace.append(chat.reply([message], closed=True) if number else chat.open([message]))
+        seen = [world(asked.sample.video).events[scene].shows for scene in asked.scenes]
+        for piece in re.split("( yes| no\\b)", _listing(asked, seen)):
+            if piece:
+                trace = trace.append(_segment(chat, piece, sampled=piece in (" yes", " no")))
+        ending = _ending(asked, seen, draw, MANNERS[mixture.style])
+        trace = trace.append(_segment(chat, f"{ending}<|im_end|>", sampled=True))
+    return trace
+
+
 def _segment(chat: TokenChat, text: str, sampled: bool) -> Segment:
     return Segment(tuple(chat.tokenizer.encode(text, add_special_tokens=False)), sampled, text)
 
@@ -235,6 +269,9 @@ def traces(chat: TokenChat, mixture: Mixture, seed: int) -> Iterator[Trace]:
         kind = draw.choices(list(mixture.kinds), list(mixture.kinds.values()))[0]
         if kind == "look":
             yield look(chat, draw.choice(mixture.look_frames), draw)
+            continue
+        if kind == "conclude":
+            yield conclusions(chat, mixture, video, draw)
             continue
         asked = question(video, 0, families=mixture.families or FAMILIES, choice=mixture.choice)
         budget = draw.choice(mixture.budgets)

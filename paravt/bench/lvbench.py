@@ -13,7 +13,7 @@ from paravt.bench.rows import BadRow, Item, Question, split_options, without_lab
 def _questions(item: Item) -> list[Question]:
     asked = item.values.get("qa")
     if not isinstance(asked, list):
-        return [_question(item, item.text("video_path", "key"), item.maybe("type"))]
+        return [_question(item, item.text("video_path", "key").rpartition("/")[2], item.maybe("type"))]
     video, kind = f"{item.text('key')}.mp4", item.maybe("type")
     if not all(isinstance(one, dict) for one in asked):
         raise BadRow("`qa` is not a list of questions")

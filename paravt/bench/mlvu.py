@@ -29,6 +29,7 @@ def _questions(item: Item) -> list[Question]:
             text=stem,
             options=options,
             gold=item.text("answer"),
+            gold_may_be_text=True,
             metadata={"task_type": task},
         )
     ]

@@ -1,7 +1,7 @@
 """MMVU validation: 625 questions with five options and 375 with a free answer, which are counted apart.
 
-Published figures that do not say so are about the 625. The video is an address on the hub; what follows "/main/" is
-its path in the data set. A copy with `video_path` is read as well.
+Published figures that do not say so are about the 625. The video is an address on the hub; what follows "/main/"
+is its path in the data set. A copy with `video_path` is read as well.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _questions(item: Item) -> list[Question]:
     kind = item.text("question_type")
     if kind not in ("multiple-choice", "open-ended"):
         raise BadRow(f"`question_type` is {kind[:40]!r}")
-    video = item.text("video_path", "video").rpartition("/main/")[2]
+    video = item.text("video_path", "video").rpartition("/main/")[2].removeprefix("videos/")
     return [
         Question(
             id=item.text("id"),
@@ -81,7 +81,7 @@ MMVU = Benchmark(
         "data/validation-*.parquet",
         "*/validation-*.parquet",
     ),
-    folder="",
+    folder="videos",
     questions=_questions,
     breakdown=("question_type", "discipline", "subject"),
 )

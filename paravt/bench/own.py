@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from paravt.bench.base import Fault, Loaded, check_gold
 from paravt.bench.files import file_problem
+from paravt.bench.loaded import Fault, Loaded
+from paravt.bench.resolve import check_gold
 from paravt.data import read_samples
 from paravt.errors import DataError, VideoError
 from paravt.subtitles import read_cues

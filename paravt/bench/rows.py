@@ -72,6 +72,7 @@ class Question:
     text: str
     gold: str
     """A letter or the text of an option for "choice", "start - end" in seconds for "temporal"."""
+    gold_may_be_text: bool = False
     options: tuple[str, ...] = ()
     """Without labels."""
     type: AnswerType = "choice"
@@ -80,8 +81,8 @@ class Question:
     subtitles_offset: float = 0.0
 
 
-def read_items(path: Path) -> Iterator[Item | RowError]:
-    """The rows of a .parquet, .jsonl or .json file (a list of objects), in order; a damaged row is its RowError.
+def read_items(path: Path) -> Iterator[tuple[int, Item | BadRow]]:
+    """The rows of a .parquet, .jsonl or .json file (a list of objects), with their numbers; what is none is a BadRow.
 
     Raises DataError for a file that can't be read.
     """
@@ -94,15 +95,16 @@ def read_items(path: Path) -> Iterator[Item | RowError]:
             raise DataError(f"{path}: is not a list of rows")
         for number, row in enumerate(rows):
             known = isinstance(row, dict)
-            yield Item(row, number, path.stem) if known else RowError("not_a_row", "a row is a JSON object")
+            yield number, Item(row, number, path.stem) if known else BadRow("a row is a JSON object")
         return
     for group in open_groups(path):
         found = read_group(group)
         for index in range(len(found)):
+            number = group.first + index
             try:
-                yield Item(found[index], group.first + index, path.stem)
+                yield number, Item(found[index], number, path.stem)
             except RowError as error:
-                yield error
+                yield number, BadRow(str(error))
 
 
 def split_options(question: str) -> tuple[str, tuple[str, ...]]:

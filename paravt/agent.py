@@ -21,6 +21,7 @@ from paravt.engines.base import Engine, stable_seed
 from paravt.episode_config import CropDone, CropStarted, EpisodeConfig, Event, OverviewRead, TurnTaken
 from paravt.errors import EngineError, ParaVTError, VideoError
 from paravt.prompts import fill
+from paravt.subtitles import subtitle_text
 from paravt.tools import CROP_VIDEO
 from paravt.turns import parse_turn
 from paravt.types import (
@@ -162,7 +163,9 @@ class _Run:
     def first_messages(self) -> list[Message]:
         prompts, sample = self.config.prompts, self.sample
         system = {"parallel": prompts.system, "sequential": prompts.system_sequential, "none": prompts.system_direct}
-        lines = [fill(prompts.question, question=self.chat.clean(sample.question))]
+        said = subtitle_text(sample, [frame.time for frame in self.overview])
+        lines = [self.chat.clean(said)] if said else []
+        lines.append(fill(prompts.question, question=self.chat.clean(sample.question)))
         lines += [f"{letter}. {self.chat.clean(text)}" for letter, text in zip(_LETTERS, sample.options, strict=False)]
         if sample.options:
             lines.append(prompts.choice)

@@ -1,115 +1,25 @@
-"""A benchmark, what loading one gives, and what may be wrong with it: values, so that a report can show them.
+"""What a benchmark is, and how it is loaded.
 
-Nothing here opens a video or asks a model: everything that can be found out before the first request is a `Fault`.
+Nothing here decodes a video or asks a model: everything that can be found out before the first request is a `Fault`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal
 
-from paravt.types import Sample
+from paravt.bench.files import Files, download_tables, find_tables
+from paravt.bench.loaded import Fault, FaultKind, Loaded, MissingRow, MissingVideos, missing_videos
+from paravt.bench.resolve import Resolver
+from paravt.bench.rows import BadRow, Item, Question, read_items
+from paravt.errors import DataError
+
+__all__ = ["Benchmark", "Fault", "FaultKind", "Loaded", "Metric", "MissingRow", "MissingVideos", "missing_videos"]
 
 Metric = Literal["choice", "temporal"]
 """choice: accuracy of option letters (rows with free answers are counted apart); temporal: mIoU and R@IoU."""
-
-FaultKind = Literal[
-    "size",  # fewer rows or videos than were published: a download that was cut off
-    "row",  # a row that cannot be used; it gives no sample
-    "gold",  # the right answer is none of the options; the sample has no answer and cannot be scored
-    "options",  # two options with the same text; the sample is used as it is
-    "duplicate",  # an id that occurs before; the sample has an id of its own
-    "subtitles",  # a file of subtitles that is not there or cannot be read; the sample is asked without
-    "video",  # a video that is not there; one fault for each video, not for each question
-]
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Something about the data that the reader of a result has to know."""
-
-    kind: FaultKind
-    where: str
-    """A sample's id, a file and a row, or a video's path."""
-    message: str
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """The questions of a benchmark, or of a user's own file."""
-
-    name: str
-    """The benchmark's name, or the file's without suffix."""
-    source: str
-    """Where it was read: a directory, or a hub id and its revision."""
-    samples: tuple[Sample, ...]
-    """In the order of the file, ids unique; a sample whose video is missing is among them. `metadata` has "bench" (this
-    `name`), the keys that `Benchmark.breakdown` lists, "gold_missing" (what the row gives, where `answer` is None for
-    a fault "gold"), and "subtitles" where there are some (see `paravt.subtitles`)."""
-    faults: tuple[Fault, ...] = ()
-
-    @property
-    def missing(self) -> frozenset[str]:
-        """Paths (`Sample.video`) of the videos that are not there."""
-        return frozenset(fault.where for fault in self.faults if fault.kind == "video")
-
-    @property
-    def playable(self) -> tuple[Sample, ...]:
-        """The samples whose video is there."""
-        missing = self.missing
-        return tuple(sample for sample in self.samples if sample.video not in missing)
-
-    def counts(self) -> Counter[FaultKind]:
-        return Counter(fault.kind for fault in self.faults)
-
-
-@dataclass(frozen=True)
-class MissingRow:
-    """A line of the table of missing videos: one folder of one benchmark."""
-
-    bench: str
-    folder: str
-    videos: int
-    missing: int
-    questions: int
-    """That cannot be asked."""
-
-
-@dataclass(frozen=True)
-class MissingVideos:
-    """What is missing before anything is asked. Empty `rows`: nothing is."""
-
-    rows: tuple[MissingRow, ...]
-    """Folders in which something is missing."""
-    videos: tuple[tuple[str, str, str], ...]
-    """(bench, path, reason) of each missing video."""
-
-    def __bool__(self) -> bool:
-        return bool(self.videos)
-
-
-def missing_videos(loaded: Sequence[Loaded]) -> MissingVideos:
-    """The missing videos of several benchmarks, by folder."""
-    rows: list[MissingRow] = []
-    videos: list[tuple[str, str, str]] = []
-    for one in loaded:
-        missing = one.missing
-        videos += [(one.name, fault.where, fault.message) for fault in one.faults if fault.kind == "video"]
-        paths = dict.fromkeys(sample.video for sample in one.samples)
-        there = Counter(str(Path(path).parent) for path in paths)
-        gone = Counter(str(Path(path).parent) for path in paths if path in missing)
-        questions = Counter(str(Path(sample.video).parent) for sample in one.samples if sample.video in missing)
-        rows += [
-            MissingRow(one.name, folder, there[folder], gone[folder], questions[folder]) for folder in sorted(gone)
-        ]
-    return MissingVideos(tuple(rows), tuple(videos))
-
-
-Item: TypeAlias = Mapping[str, Any]
-"""One row of a benchmark's files, as it is written there."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +35,14 @@ class Benchmark:
     metric: Metric
     rows: int
     """As published."""
-    videos: int
-    """As published."""
-    licence: str
-    reader: Callable[[Any, Any], None] = field(repr=False)
-    """Reads the rows of a source into a collector; one function for each benchmark's format."""
+    videos: int | None
+    """As published; None if that is not known."""
+    tables: tuple[str, ...]
+    """Patterns of the files with the rows, relative to the directory; the first that matches is read."""
+    folder: str
+    """Where the published layout has its videos; only to name those that are missing."""
+    questions: Callable[[Item], list[Question]] = field(repr=False)
+    """What a row asks; raises BadRow."""
     breakdown: tuple[str, ...] = ()
     """Keys of `Sample.metadata`. A value that is a list counts for each of its entries, and None for none."""
     macro: str | None = None
@@ -137,10 +50,46 @@ class Benchmark:
     subtitles: bool = False
     """Whether the questions are asked with subtitles."""
 
-    def load(self, source: str | Path | None = None, videos: str | Path | None = None) -> Loaded:
+    def load(
+        self, source: str | Path | None = None, videos: str | Path | None = None, revision: str | None = None
+    ) -> Loaded:
         """Read the benchmark from `source`, a directory in the published layout, or from the hub (None).
 
-        `videos`: where the video files are, if not below the source. Raises DataError if there are no rows to read,
-        or if the hub cannot be asked; what is wrong with single rows or videos is in `Loaded.faults`.
+        `videos`: where the videos (and subtitles) are, if not below the source; nothing but tables is downloaded.
+        `revision`: of the data set on the hub. Raises DataError if there are no rows to read, or the hub can't be
+        asked; what is wrong with single rows or videos is in `Loaded.faults`.
         """
-        raise NotImplementedError
+        if source is None:
+            root, commit = download_tables(self.hub_id, revision, self.tables)
+            name = f"{self.hub_id}@{commit}"
+        else:
+            root, name = Path(source), str(source)
+        if videos is not None and not Path(videos).is_dir():
+            raise DataError(f"{videos}: no such directory")
+        tables = find_tables(root, self.tables)
+        below = root if videos is None else Path(videos)
+        resolver = Resolver(self.name, Files([below, root]), below / self.folder, self.subtitles)
+        rows = 0
+        for table in tables:
+            for number, item in read_items(table):
+                try:
+                    if isinstance(item, BadRow):
+                        raise item
+                    asked = self.questions(item)
+                except BadRow as error:
+                    resolver.fault("row", f"{table}: row {number}", str(error))
+                    rows += 1
+                    continue
+                rows += len(asked)
+                resolver.add(asked)
+        faults = tuple(resolver.faults)
+        if not resolver.samples:
+            first = f"; the first: {faults[0].where}: {faults[0].message}" if faults else ""
+            raise DataError(f"{name}: none of {rows} rows of {self.title} can be used{first}")
+        sizes = ((rows, self.rows, "rows"), (len(resolver.videos), self.videos, "videos"))
+        cut = [
+            Fault("size", name, f"{have} {what} where {want} were published")
+            for have, want, what in sizes
+            if want is not None and have != want
+        ]
+        return Loaded(self.name, name, tuple(resolver.samples.values()), (*cut, *faults))

@@ -16,6 +16,9 @@ def _read(name: str) -> str:
 QWEN_TOOLS = _read("tools_qwen")
 """What the chat templates of the Qwen family write into the system turn when they are given tools."""
 
+SUBTITLES = _read("subtitles")
+"""What stands before a question that is asked with subtitles; `$lines` are theirs."""
+
 _PLACEHOLDERS = {"question": ("question",), "crop": ("start", "end", "question"), "tools": ("schemas",)}
 
 

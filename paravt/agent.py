@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
-from paravt.chat import seconds, text_message
+from paravt.chat import text_message
 from paravt.conversation import Conversation
-from paravt.crops import CropRunner, TimedOut, timestamped
+from paravt.crops import CropRunner, TimedOut
 from paravt.engines.base import Engine, stable_seed
 from paravt.episode_config import CropDone, CropStarted, EpisodeConfig, Event, OverviewRead, TurnTaken
 from paravt.errors import EngineError, ParaVTError, VideoError
-from paravt.prompts import fill
-from paravt.subtitles import subtitle_text
-from paravt.tools import CROP_VIDEO
-from paravt.turns import parse_turn
+from paravt.protocol import LETTERS, PARAVT, Protocol, Scene
 from paravt.types import (
     Crop,
     EndReason,
@@ -31,9 +27,7 @@ from paravt.types import (
     EpisodeError,
     Frame,
     Message,
-    Part,
     Sample,
-    TextPart,
     Turn,
 )
 from paravt.video import FrameReader, FrameSource, distinct, frame_size, overview_times
@@ -55,13 +49,15 @@ async def run_episode(
     *,
     reader: FrameSource | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
+    protocol: Protocol = PARAVT,
 ) -> Episode:
-    """Let the agent answer one question. `on_event` is called in the event loop as things happen.
+    """Let the agent answer one question. `on_event` is called in the event loop as things happen; `protocol` is for
+    models that were trained to speak otherwise.
 
     Share one `reader` between episodes: it caches frames. Raises ValueError if the engine cannot do what the config
     asks for, or the sample has more options than letters.
     """
-    episode = _Run(sample, engine, config or EpisodeConfig(), reader or FrameReader(), on_event)
+    episode = _Run(sample, engine, config or EpisodeConfig(), reader or FrameReader(), on_event, protocol)
     started = time.monotonic()
     try:
         await episode.run()
@@ -76,16 +72,23 @@ class _Run:
     """The state of one episode while it runs."""
 
     def __init__(
-        self, sample: Sample, engine: Engine, config: EpisodeConfig, reader: FrameSource, emit: Callable[[Event], None]
+        self,
+        sample: Sample,
+        engine: Engine,
+        config: EpisodeConfig,
+        reader: FrameSource,
+        emit: Callable[[Event], None],
+        protocol: Protocol,
     ) -> None:
         self.sample, self.engine, self.config, self.reader, self.emit = sample, engine, config, reader, emit
+        self.protocol = protocol
         self.chat = engine.chat
         self.seed = stable_seed(config.seed, sample.id)
         self.main = Conversation(engine, "main", "main", config.temperature, self.seed)
         if config.think_prefix and not self.chat.takes_prefix:
             raise ValueError("think_prefix: this engine cannot continue a forced prefix")
-        if len(sample.options) > len(_LETTERS):
-            raise ValueError(f"sample {sample.id}: {len(sample.options)} options; {len(_LETTERS)} can be lettered")
+        if len(sample.options) > len(LETTERS):
+            raise ValueError(f"sample {sample.id}: {len(sample.options)} options; {len(LETTERS)} can be lettered")
         self.prefix = THINK_PREFIX if config.think_prefix else ""
         self.limit = min(config.max_context_tokens, self.chat.context_limit or config.max_context_tokens)
         self.end: EndReason = "failed"
@@ -95,15 +98,14 @@ class _Run:
         self.timings = {"overview": 0.0, "main": 0.0, "crops": 0.0}
         self.answer: str | None = None
         self.forced = False
-        self.duration = 0.0
-        self.overview: tuple[Frame, ...] = ()
+        self.scene = Scene(sample, config, self.chat.clean)
 
     # ------------------------------------------------------------------ the episode, top to bottom
 
     async def run(self) -> None:
         with self.clock("overview"):
             crops = await self.read_overview()
-        self.main.open(self.first_messages(), self.tools(), self.prefix)
+        self.main.open(*self.protocol.first(self.scene), self.prefix)
         if (size := self.main.tokens()) >= self.limit - _FINAL_ROOM:
             raise EngineError(
                 f"overview and question take {size} of {self.limit} tokens; use fewer frames or a shorter question"
@@ -139,43 +141,18 @@ class _Run:
         info = await self.reader.ainfo(self.sample.video)
         limit = min(self.config.max_pixels, self.chat.max_pixels)
         size = frame_size(info.width, info.height, factor=self.chat.frame_factor, max_pixels=limit)
-        self.duration = info.duration
+        self.scene = replace(self.scene, duration=info.duration)
         times = overview_times(info.duration, self.config.frame_budget)
         read = await self.reader.aread(self.sample.video, times, size)
-        self.overview = distinct(read)
+        self.scene = replace(self.scene, overview=distinct(read))
         for reason in (*info.warnings, *read.reasons):
             self.errors.append(EpisodeError(VideoError.kind, "overview", reason, scored=True))
-        if not self.overview:
+        if not self.scene.overview:
             raise VideoError(self.sample.video, "none of the overview frames could be decoded")
-        self.emit(OverviewRead(self.duration, tuple(frame.time for frame in self.overview)))
+        self.emit(OverviewRead(self.scene.duration, tuple(frame.time for frame in self.scene.overview)))
         return CropRunner(
-            self.sample,
-            self.engine,
-            self.config,
-            self.reader,
-            self.emit,
-            duration=info.duration,
-            size=size,
-            frames_used=len(self.overview),
-            seed=self.seed,
+            self.scene, self.engine, self.reader, self.emit, look=self.protocol.look, size=size, seed=self.seed
         )
-
-    def first_messages(self) -> list[Message]:
-        prompts, sample = self.config.prompts, self.sample
-        system = {"parallel": prompts.system, "sequential": prompts.system_sequential, "none": prompts.system_direct}
-        said = subtitle_text(sample, [frame.time for frame in self.overview])
-        lines = [self.chat.clean(said)] if said else []
-        lines.append(fill(prompts.question, question=self.chat.clean(sample.question)))
-        lines += [f"{letter}. {self.chat.clean(text)}" for letter, text in zip(_LETTERS, sample.options, strict=False)]
-        if sample.options:
-            lines.append(prompts.choice)
-        elif sample.type == "temporal":
-            lines.append(prompts.temporal)
-        content = (*timestamped(self.overview), TextPart("\n".join(lines)))
-        return [text_message("system", system[self.config.dispatch]), Message("user", content)]
-
-    def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return () if self.config.dispatch == "none" else (CROP_VIDEO.schema,)
 
     async def take_turn(self, index: int, reserve: int) -> Turn | None:
         """The next assistant turn, or None if there is no room left for one and the reserve."""
@@ -187,8 +164,7 @@ class _Run:
                 text = await asyncio.wait_for(self.main.turn(room), self.config.call_timeout)
             except asyncio.TimeoutError:
                 raise TimedOut(f"no turn within {self.config.call_timeout:g} seconds") from None
-        # a tool that was not offered is unknown: calls of it are bad, and run nothing
-        turn = parse_turn(text, {}) if self.config.dispatch == "none" else parse_turn(text)
+        turn = self.protocol.parse(text, self.config)
         self.turns.append(turn)
         self.answer = turn.answer
         self.emit(TurnTaken(index, turn))
@@ -219,25 +195,10 @@ class _Run:
         """The replies of a turn, cut until they fit the context, text and images together; [] if nothing fits."""
         room = self.limit - _TURN_ROOM - (_FINAL_ROOM if self.config.force_answer else 0)
         for share in (1.0, 0.5, 0.25, 0.125, 0.0):
-            replies = [self.reply(crop, shown, share) for crop, shown in zip(crops, frames, strict=True)]
+            replies = list(self.protocol.reply(self.scene, crops, frames, share))
             if self.main.tokens(self.main.preview_reply(replies, self.prefix)) <= room:
                 return replies
         return []
-
-    def reply(self, crop: Crop, frames: Sequence[Frame], share: float) -> Message:
-        """What the main agent reads about one call: its window, its status, its report or frames."""
-        window = crop.window
-        label = f"[{seconds(window.start_time)} - {seconds(window.end_time)} seconds] " if window else ""
-        if not crop.ran:
-            return text_message("tool", self.chat.clean(f"{label}error: {crop.error or crop.status}"))
-        report = crop.report or ""
-        text = label + (report if share == 1.0 else report[: int(len(report) * share)] + " [cut]")
-        if crop.missing:
-            text += f" ({len(crop.missing)} frames could not be read)"
-        parts: list[Part] = [TextPart(text)]
-        if self.config.evidence != "report":
-            parts += [TextPart("\n"), *timestamped(frames[: int(len(frames) * share)])]
-        return Message("tool", tuple(parts))
 
     # ------------------------------------------------------------------ bookkeeping
 
@@ -263,11 +224,8 @@ class _Run:
             answer=self.answer,
             end=self.end,
             forced=self.forced,
-            duration=self.duration,
-            overview_times=tuple(frame.time for frame in self.overview),
+            duration=self.scene.duration,
+            overview_times=tuple(frame.time for frame in self.scene.overview),
             errors=tuple(self.errors),
             timings=dict(self.timings),
         )
-
-
-_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

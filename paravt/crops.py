@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from paravt.chat import seconds, timestamp
+from paravt.chat import seconds
 from paravt.conversation import Conversation
 from paravt.engines.base import Engine
-from paravt.episode_config import CropDone, CropStarted, EpisodeConfig, Event
+from paravt.episode_config import CropDone, CropStarted, Event
 from paravt.errors import EngineError, ParaVTError, VideoError
 from paravt.prompts import fill
+from paravt.protocol import Scene, timestamped
 from paravt.tools import crop_window
 from paravt.types import (
     BadToolCall,
@@ -21,16 +22,13 @@ from paravt.types import (
     Crop,
     EpisodeError,
     Frame,
-    ImagePart,
     Message,
-    Part,
-    Sample,
     TextPart,
     ToolCall,
     Turn,
     Window,
 )
-from paravt.video import Frames, FrameSource, distinct, window_times
+from paravt.video import Frames, FrameSource, distinct
 
 # Seconds at the end of a video that no window begins in: there may be no frame there, and that is the call's fault.
 _SHORTEST = 1e-3
@@ -52,26 +50,27 @@ class _Plan:
 
 
 class CropRunner:
-    """Runs the calls of one episode. `duration` is the video's, `size` that of its frames."""
+    """Runs the calls of one episode. `size` is that of the video's frames; `look` is the protocol's."""
 
     def __init__(
         self,
-        sample: Sample,
+        scene: Scene,
         engine: Engine,
-        config: EpisodeConfig,
         reader: FrameSource,
         emit: Callable[[Event], None],
         *,
-        duration: float,
+        look: Callable[[Scene, ToolCall, Window, int, Sequence[float]], tuple[float, ...]],
         size: tuple[int, int],
-        frames_used: int,
         seed: int,
     ) -> None:
-        self.sample, self.engine, self.config, self.reader, self.emit = sample, engine, config, reader, emit
-        self.duration, self.size, self.frames_used, self.seed = duration, size, frames_used, seed
+        self.scene, self.engine, self.reader, self.emit, self.look = scene, engine, reader, emit, look
+        self.sample, self.config, self.duration = scene.sample, scene.config, scene.duration
+        self.size, self.seed = size, seed
+        self.seen = [frame.time for frame in scene.overview]
+        """The times of all frames so far, those that are to be read included."""
         self.chat = engine.chat
         self.errors: list[EpisodeError] = []
-        self.slots = asyncio.Semaphore(config.max_parallel)
+        self.slots = asyncio.Semaphore(self.config.max_parallel)
 
     async def run(self, turn_index: int, turn: Turn) -> tuple[list[Crop], list[tuple[Frame, ...]]]:
         """All calls of a turn: for each its crop and the frames of its window, in call order."""
@@ -102,12 +101,12 @@ class CropRunner:
             error = f"start_time is past the end of the video ({seconds(self.duration)} seconds)"
             return _Plan(call, status="bad", error=error)
         window = Window(asked.start_time, min(asked.end_time, self.duration))
-        room = self.config.max_frames - self.frames_used
+        room = self.config.max_frames - len(self.seen)
         if room < 1:
             return _Plan(call, window, status="skipped", error="not run: no frames are left in the budget")
         most = min(self.config.crop_max_frames, room)
-        times = window_times(window.start_time, window.end_time, self.config.crop_fps, most)
-        self.frames_used += len(times)
+        times = self.look(self.scene, call, window, most, self.seen)
+        self.seen += times
         return _Plan(call, window, times, status="repaired" if call.repaired else "ran")
 
     async def read_windows(self, plans: Sequence[_Plan]) -> list[Frames | ParaVTError | None]:
@@ -177,13 +176,6 @@ class CropRunner:
     def done(self, crop: Crop) -> Crop:
         self.emit(CropDone(crop))
         return crop
-
-
-def timestamped(frames: Sequence[Frame]) -> Iterator[Part]:
-    """Frames as a prompt shows them: each after its time."""
-    for frame in frames:
-        yield TextPart(timestamp(frame.time))
-        yield ImagePart(frame)
 
 
 def _names(given: str, video: str) -> bool:

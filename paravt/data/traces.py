@@ -16,10 +16,10 @@ from typing import Any
 from jinja2 import TemplateError
 
 from paravt.chat import RenderError, TokenChat, text_message
-from paravt.crops import timestamped
 from paravt.data.media import read_image, read_video
 from paravt.data.messages import ImageRef, RefPart, VideoRef, parse_row
 from paravt.data.skips import RowError
+from paravt.protocol import timestamped
 from paravt.types import ImagePart, Message, Part, Segment, TextPart, Trace
 from paravt.video import FrameReader
 

@@ -33,6 +33,8 @@ class Sampling:
     max_tokens: int = 1024
     temperature: float = 0.0
     seed: int = 0
+    stop: tuple[str, ...] = ()
+    """Texts that may end a turn. A hint: chat servers stop there and leave the text out, other engines go on."""
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1 or not 0 <= self.temperature < float("inf"):

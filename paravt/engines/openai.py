@@ -65,6 +65,7 @@ class OpenAIEngine:
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "seed": (sampling.seed + index) & 0x7FFFFFFF,
+            **({"stop": list(sampling.stop)} if sampling.stop else {}),
         }
         try:
             body = await self._post(settings, prompt, self._alternate)

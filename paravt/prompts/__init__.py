@@ -9,14 +9,15 @@ from string import Template
 _FILES = resources.files(__name__)
 
 
-def _read(name: str) -> str:
+def read_prompt(name: str) -> str:
+    """The text of one file of this directory, by its name without ".txt"."""
     return (_FILES / f"{name}.txt").read_text(encoding="utf-8").rstrip("\n")
 
 
-QWEN_TOOLS = _read("tools_qwen")
+QWEN_TOOLS = read_prompt("tools_qwen")
 """What the chat templates of the Qwen family write into the system turn when they are given tools."""
 
-SUBTITLES = _read("subtitles")
+SUBTITLES = read_prompt("subtitles")
 """What stands before a question that is asked with subtitles; `$lines` are theirs."""
 
 _PLACEHOLDERS = {"question": ("question",), "crop": ("start", "end", "question"), "tools": ("schemas",)}
@@ -26,15 +27,15 @@ _PLACEHOLDERS = {"question": ("question",), "crop": ("start", "end", "question")
 class Prompts:
     """The texts of an episode. Pass other ones to use a checkpoint with the prompts that it was trained with."""
 
-    system: str = _read("system")
-    system_sequential: str = _read("system_sequential")
-    system_direct: str = _read("system_direct")
-    question: str = _read("question")
-    choice: str = _read("choice")
-    temporal: str = _read("temporal")
-    crop: str = _read("crop")
-    final: str = _read("final")
-    tools: str = _read("tools")
+    system: str = read_prompt("system")
+    system_sequential: str = read_prompt("system_sequential")
+    system_direct: str = read_prompt("system_direct")
+    question: str = read_prompt("question")
+    choice: str = read_prompt("choice")
+    temporal: str = read_prompt("temporal")
+    crop: str = read_prompt("crop")
+    final: str = read_prompt("final")
+    tools: str = read_prompt("tools")
     """For chat servers with a model of another family; see `OpenAIEngine`. Chat templates have a text of their own."""
 
     def __post_init__(self) -> None:

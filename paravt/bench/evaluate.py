@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from paravt.agent import run_episode
-from paravt.bench.base import Loaded
+from paravt.bench.loaded import Loaded
 from paravt.bench.grades import grade_answers
 from paravt.bench.identity import recipe
 from paravt.bench.progress import RunProgress
@@ -29,13 +29,10 @@ from paravt.video import FrameSource
 
 @dataclass(frozen=True)
 class Asked:
-    """A benchmark as it is asked in this run."""
+    """A benchmark as it is asked in this run: all of its questions, or those of a shard."""
 
     bench: Bench
-    samples: tuple[Sample, ...]
-    """All, or those of a shard."""
-    playable: tuple[Sample, ...]
-    """Those whose video is there."""
+    loaded: Loaded
 
 
 @dataclass(frozen=True)
@@ -64,13 +61,24 @@ class Shard:
             raise ValueError(f"shard {self.number}/{self.of}: the first is 1/{self.of}, the last {self.of}/{self.of}")
 
 
-def prepare(loaded: Loaded, bench: Bench, shard: Shard = Shard(), limit: int | None = None) -> Asked:
-    """The questions of a benchmark that are asked: of the first `limit`, those of a shard."""
+def prepare(
+    loaded: Loaded,
+    title: str,
+    breakdown: tuple[str, ...] | None = None,
+    macro: str | None = None,
+    *,
+    shard: Shard | None = None,
+    limit: int | None = None,
+) -> Asked:
+    """The questions that are asked: of the first `limit`, those of a shard; and what is wrong with these."""
+    part = shard or Shard()
     samples = loaded.samples[:limit]
-    videos = {video: place for place, video in enumerate(dict.fromkeys(sample.video for sample in samples))}
-    mine = tuple(sample for sample in samples if videos[sample.video] % shard.of == shard.number - 1)
-    missing = loaded.missing
-    return Asked(bench, mine, tuple(sample for sample in mine if sample.video not in missing))
+    places = {video: place for place, video in enumerate(dict.fromkeys(sample.video for sample in samples))}
+    mine = tuple(sample for sample in samples if places[sample.video] % part.of == part.number - 1)
+    videos = {sample.video for sample in mine}
+    faults = tuple(fault for fault in loaded.faults if fault.kind != "video" or fault.where in videos)
+    bench = Bench(loaded.name, title, loaded.source, breakdown, macro, faults)
+    return Asked(bench, replace(loaded, samples=mine, faults=faults))
 
 
 async def run_evaluation(
@@ -89,7 +97,7 @@ async def run_evaluation(
     """
     made = recipe(plan.mode, plan.model, plan.config)
     with claim_run(out, recipe_text(made)):
-        write_samples(out, [one.bench for one in asked], {one.bench.name: one.samples for one in asked})
+        write_samples(out, [one.bench for one in asked], {one.bench.name: one.loaded.samples for one in asked})
         with RowsFile(out / "rows.jsonl") as rows:
             await _play(asked, plan, places, reader, out, console, rows, recipe_hash(made))
         if judge is not None:
@@ -110,7 +118,7 @@ async def _play(
     config: str,
 ) -> None:
     run = read_run(out)
-    wanted = [Job(one.bench.name, sample) for one in asked for sample in one.playable]
+    wanted = [Job(one.bench.name, sample) for one in asked for sample in one.loaded.playable]
     done = {key for key, result in run.results.items() if result.episode.scored}
     jobs = [job for job in wanted if (job.bench, job.sample.id) not in done]
     kept = len(wanted) - len(jobs)

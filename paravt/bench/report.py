@@ -275,6 +275,6 @@ def _band(curve: Mapping[int, Block]) -> Band:
     return (
         budgets,
         numbers(block.accuracy for block in blocks),
-        numbers(interval and interval.low for interval in intervals),
-        numbers(interval and interval.high for interval in intervals),
+        numbers(None if interval is None else interval.low for interval in intervals),
+        numbers(None if interval is None else interval.high for interval in intervals),
     )

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from paravt.bench.base import Fault, Loaded
+from paravt.bench.loaded import Fault
 from paravt.episodes import episode_from_dict, episode_to_dict
 from paravt.errors import DataError
 from paravt.files import write_whole
@@ -240,6 +240,18 @@ def read_run(path: str | Path) -> Run:
     return Run(out, recipe, read_benches(out), samples, results, grades, judged, strangers)
 
 
+def find_runs(paths: Iterable[Path]) -> list[Path]:
+    """Of directories, those of runs: themselves, or those that are in them. Raises DataError if one has none."""
+    out: list[Path] = []
+    for path in paths:
+        inside = sorted(file.parent for file in path.glob("*/benches.json"))
+        found = [path] if (path / "benches.json").is_file() else inside
+        if not found:
+            raise DataError(f"{path}: no run of an evaluation, and none in it")
+        out += found
+    return list(dict.fromkeys(out))
+
+
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a file of rows. Raises DataError, with the line's number, for what is none; a last line without
     its end was cut off, and is left out."""
@@ -306,10 +318,6 @@ def _read_grades(out: Path, results: Mapping[Key, Result]) -> tuple[dict[Key, Sc
         if (episode.answer, episode.sample.answer) == (row["answer"], row["reference"]) and row["value"] is not None:
             grades[result.key] = Score(row["value"], row["answer"], row["explanation"])
     return grades, judged
-
-
-def bench_of(loaded: Loaded, title: str, breakdown: tuple[str, ...] | None, macro: str | None) -> Bench:
-    return Bench(loaded.name, title, loaded.source, breakdown, macro, loaded.faults)
 
 
 def _json(text: str, where: object) -> Any:

@@ -106,3 +106,25 @@ def comparison_table(comparisons: Sequence[Comparison], one: str, other: str) ->
         for row in comparisons
     )
     return Table("", heads, lines)
+
+
+def flips_table(comparisons: Sequence[Comparison], most: int, one: str, other: str) -> Table:
+    """The first `most` questions that exactly one of two runs gets right."""
+    flips = [flip for row in comparisons for flip in row.flips]
+    lines = tuple(
+        (
+            flip.direction,
+            flip.bench,
+            flip.id,
+            _short(flip.question),
+            *map(_short, (flip.reference, flip.one, flip.other)),
+        )
+        for flip in flips[:most]
+    )
+    more = f"; {len(flips) - most} more with --flips or --json" if len(flips) > most else ""
+    return Table(f"flipped{more}", ("", "benchmark", "id", "question", "reference", one, other), lines)
+
+
+def _short(text: str | None, most: int = 60) -> str:
+    text = "-" if text is None else " ".join(text.split())
+    return text if len(text) <= most else text[: most - 3] + "..."

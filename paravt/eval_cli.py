@@ -251,8 +251,7 @@ def _judge(url: str | None, name: str | None) -> Judge | None:
 
 
 def _show(summaries: list[Summary], as_json: bool) -> None:
-    from paravt.bench.report import run_names
-    from paravt.bench.tables import blocks_table
+    from paravt.bench.tables import blocks_table, run_names
 
     if as_json:
         sys.stdout.write(json.dumps([asdict(summary) for summary in summaries], indent=1) + "\n")

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.text import Text
 
 from paravt.agent import run_episode
-from paravt.bench.loaded import Loaded
 from paravt.bench.grades import grade_answers
 from paravt.bench.identity import recipe
+from paravt.bench.loaded import Loaded
 from paravt.bench.progress import RunProgress
 from paravt.bench.results import Bench, Result, RowsFile, read_run, recipe_hash, recipe_text, write_samples
 from paravt.bench.runner import Job, Place, Play, Played, run_jobs

@@ -12,7 +12,7 @@ from typing import Any
 from paravt.bench.published import COLUMNS, NOTES, PUBLISHED
 from paravt.bench.results import read_run
 from paravt.bench.summary import BenchSummary, Block, Part, Summary, summarise
-from paravt.bench.tables import Table, blocks_table, failures_table, number, percent, with_interval
+from paravt.bench.tables import Table, blocks_table, failures_table, number, percent, run_names, with_interval
 from paravt.files import write_whole
 from paravt.report.bands import Band, plot_bands
 from paravt.report.pages import render_html, render_markdown
@@ -46,14 +46,6 @@ def write_report(paths: Sequence[str | Path], out: Path) -> list[Summary]:
     data = {"runs": [asdict(summary) for summary in summaries], "published": published}
     write_whole(out / "report.json", json.dumps(data, indent=1) + "\n")
     return summaries
-
-
-def run_names(summaries: Sequence[Summary]) -> list[str]:
-    """A name for each run that tells them apart: model, mode and K, and the directory where these are not enough."""
-    names = [f"{Path(one.model).name or one.model}, {one.mode}, K = {one.frames}" for one in summaries]
-    return [
-        name if names.count(name) == 1 else f"{name} ({one.run})" for name, one in zip(names, summaries, strict=True)
-    ]
 
 
 def _sections(summaries: Sequence[Summary], names: Sequence[str], pictures: Sequence[str]) -> list[dict[str, Any]]:

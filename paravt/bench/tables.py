@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from paravt.bench.compare import Comparison
 from paravt.bench.summary import Block, Summary
@@ -16,6 +17,14 @@ class Table:
     lines: tuple[tuple[str, ...], ...]
     published: tuple[int, ...] = ()
     """Lines that are not ours."""
+
+
+def run_names(summaries: Sequence[Summary]) -> list[str]:
+    """A name for each run that tells them apart: model, mode and K, and the directory where these are not enough."""
+    names = [f"{Path(one.model).name or one.model}, {one.mode}, K = {one.frames}" for one in summaries]
+    return [
+        name if names.count(name) == 1 else f"{name} ({one.run})" for name, one in zip(names, summaries, strict=True)
+    ]
 
 
 def percent(share: float | None) -> str:

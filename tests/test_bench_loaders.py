@@ -208,12 +208,21 @@ def test_missing_videos_are_a_table_and_a_list(tmp_path: Path) -> None:
     cut = BENCHMARKS["videomme"].load(tmp_path / "a")
     other = BENCHMARKS["mmvu"].load(bench_data.mmvu(tmp_path / "b"))
     found = missing_videos([cut, other])
-    assert [(row.bench, row.videos, row.missing, row.questions) for row in found.rows] == [
-        ("videomme", 2, 1, 3),
-        ("mmvu", 1, 1, 1),
+    assert [(row.bench, row.folder, row.videos, row.missing, row.questions) for row in found.rows] == [
+        ("videomme", str(tmp_path / "a" / "data"), 2, 1, 3),
+        ("mmvu", str(tmp_path / "b" / "videos" / "Dentistry"), 1, 1, 1),
     ]
     assert found.videos[0] == ("videomme", str(gone), "no such file (1 archives here are to be unpacked)")
     assert [sample.id for sample in cut.playable] == ["videomme/001-1", "videomme/001-2", "videomme/001-3"]
+
+
+def test_missing_videos_are_counted_where_the_others_are(tmp_path: Path) -> None:
+    bench_data.mlvu(tmp_path)
+    (tmp_path / "part_1").mkdir()
+    (tmp_path / "o_1.mp4").rename(tmp_path / "part_1" / "o_1.mp4")
+    (tmp_path / "c_1.mp4").unlink()
+    (row,) = missing_videos([BENCHMARKS["mlvu"].load(tmp_path)]).rows
+    assert (row.folder, row.videos, row.missing, row.questions) == (str(tmp_path / "part_1"), 2, 1, 5)
 
 
 @pytest.mark.parametrize(
@@ -258,6 +267,7 @@ def test_a_row_names_no_file_outside(name: str, tmp_path: Path) -> None:
     loaded = BENCHMARKS["mlvu"].load(tmp_path / "data")
     assert not loaded.playable
     assert faults(loaded, "video")[0][1] == "not a relative name"
+    assert all(Path(sample.video).resolve().is_relative_to(tmp_path / "data") for sample in loaded.samples)
 
 
 def test_rows_that_cannot_be_used(tmp_path: Path) -> None:

@@ -47,12 +47,14 @@ def subtitle_text(sample: Sample, times: Sequence[float]) -> str:
     if not isinstance(path, str):
         return ""
     cues = cues_at(read_cues(path, float(sample.metadata.get("subtitles_offset", 0.0))), times)
-    lines = [f"[{seconds(cue.start)}{_until(cue)} seconds] {cue.text}" for cue in cues]
+    lines = [f"[{_window(cue)}] {cue.text}" for cue in cues]
     return fill(SUBTITLES, lines="\n".join(lines)) if lines else ""
 
 
-def _until(cue: Cue) -> str:
-    return f" - {seconds(cue.end)}" if math.isfinite(cue.end) else " on,"
+def _window(cue: Cue) -> str:
+    if math.isinf(cue.end):
+        return f"from {seconds(cue.start)} seconds"
+    return f"{seconds(cue.start)} - {seconds(cue.end)} seconds"
 
 
 def cues_at(cues: Iterable[Cue], times: Iterable[float]) -> list[Cue]:

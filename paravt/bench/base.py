@@ -69,19 +69,23 @@ class Benchmark:
         tables = find_tables(root, self.tables)
         below = root if videos is None else Path(videos)
         resolver = Resolver(self.name, Files([below, root]), below / self.folder, self.subtitles)
+        asked: list[Question] = []
         rows = 0
         for table in tables:
             for number, item in read_items(table):
                 try:
                     if isinstance(item, BadRow):
                         raise item
-                    asked = self.questions(item)
+                    found = self.questions(item)
                 except BadRow as error:
                     resolver.fault("row", f"{table}: row {number}", str(error))
                     rows += 1
                     continue
-                rows += len(asked)
-                resolver.add(asked)
+                rows += len(found)
+                asked += found
+        resolver.find_videos([question.video for question in asked])
+        for question in asked:
+            resolver.add(question)
         faults = tuple(resolver.faults)
         if not resolver.samples:
             first = f"; the first: {faults[0].where}: {faults[0].message}" if faults else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from paravt.answers import extract_window
 from paravt.bench.files import Files
@@ -27,26 +27,40 @@ class Resolver:
         self.videos: dict[str, str] = {}
         self.heard: dict[tuple[str, float], str | None] = {}
 
-    def add(self, questions: Sequence[Question]) -> None:
-        for question in questions:
-            sample = self.resolve(question)
-            self.samples[sample.id] = sample
-
     def fault(self, kind: FaultKind, where: str, message: str) -> None:
         self.faults.append(Fault(kind, where, message))
 
-    def resolve(self, question: Question) -> Sample:
+    def find_videos(self, names: Sequence[str]) -> None:
+        """The paths of all videos. One that is missing would be beside those that were published with it, or, if all
+        of these are missing, where the published layout has it."""
+        found = {name: self.files.find(name, video=True) for name in dict.fromkeys(names)}
+        beside = {str(PurePosixPath(name).parent): path.parent for name, (path, _) in found.items() if path is not None}
+        for name, (path, reason) in found.items():
+            inside = PurePosixPath(*(part for part in PurePosixPath(name).parts if part not in ("/", "..")))
+            folder = beside.get(str(PurePosixPath(name).parent), self.folder / inside.parent)
+            self.videos[name] = str(path or folder / inside.name)
+            if path is None:
+                self.fault("video", self.videos[name], reason)
+
+    def add(self, question: Question) -> None:
+        """One question, the videos of all having been looked for."""
         id = self.unique(f"{self.bench}/{question.id}")
         metadata = {"bench": self.bench, **question.metadata}
         if self.subtitles and question.subtitles is not None:
             path = self.find_subtitles(question.subtitles, question.subtitles_offset)
             if path is not None:
                 metadata |= {"subtitles": path, "subtitles_offset": question.subtitles_offset}
-        sample = Sample(id, self.find_video(question.video), question.text, question.options, question.gold,
-                        question.type, metadata)  # fmt: skip
-        checked, faults = check_gold(sample, question.gold_may_be_text)
+        sample = Sample(
+            id=id,
+            video=self.videos[question.video],
+            question=question.text,
+            options=question.options,
+            answer=question.gold,
+            type=question.type,
+            metadata=metadata,
+        )
+        self.samples[id], faults = check_gold(sample, question.gold_may_be_text)
         self.faults += faults
-        return checked
 
     def unique(self, id: str) -> str:
         found, count = id, 1
@@ -56,15 +70,6 @@ class Resolver:
         if found != id:
             self.fault("duplicate", found, f"the id {id!r} occurs before")
         return found
-
-    def find_video(self, name: str) -> str:
-        """The path of a video; the published one if it isn't there, and a fault, once."""
-        if name not in self.videos:
-            path, reason = self.files.find(name, video=True)
-            self.videos[name] = str(path or self.folder / name)
-            if path is None:
-                self.fault("video", self.videos[name], reason)
-        return self.videos[name]
 
     def find_subtitles(self, name: str, offset: float) -> str | None:
         """The path of subtitles that can be read; None and a fault, once, if there are none."""

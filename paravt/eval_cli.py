@@ -17,10 +17,10 @@ from paravt.errors import DataError
 
 if TYPE_CHECKING:
     from paravt.bench.evaluate import Shard
+    from paravt.bench.modes import Mode
     from paravt.bench.summary import Summary
     from paravt.bench.tables import Table
     from paravt.judge import Judge
-    from paravt.prompts import Prompts
 
 app = typer.Typer(invoke_without_command=True, help="Evaluate on benchmarks or on questions of your own.")
 
@@ -38,7 +38,9 @@ def run(
         list[Path] | None, typer.Option(help="A .jsonl file of your own: video, question, options?, answer, id?.")
     ] = None,
     mode: Annotated[str, typer.Option(help="How questions are played; several are separated by commas.")] = "agentic",
-    frames: Annotated[str, typer.Option(help="K, the number of overview frames; several: 4,16,64.")] = "64",
+    frames: Annotated[
+        str | None, typer.Option(help="K, the number of overview frames; several: 4,16,64. Default: the mode's.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="A checkpoint. Default: the small one of the package.")] = None,
     server: Annotated[
         list[str] | None, typer.Option(help="An OpenAI-compatible server instead; repeat it for each.")
@@ -62,7 +64,8 @@ def run(
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
     prompt: Annotated[
-        list[str] | None, typer.Option(help="Another text for a prompt: system=FILE, question=FILE ...")
+        list[str] | None,
+        typer.Option(help="Another text of the mode: FILE for its main prompt, or NAME=FILE, such as crop=FILE."),
     ] = None,
     judge: Annotated[str | None, typer.Option(help="A server whose model grades open answers.")] = None,
     judge_model: Annotated[str | None, typer.Option(help="The judge's name on it.")] = None,
@@ -80,35 +83,21 @@ def run(
         raise typer.BadParameter("say what to evaluate on: --bench LIST or --data FILE (--help has all options)")
     if model is not None and server:
         raise typer.BadParameter("give --model or --server, not both")
-    from paravt.ask import LAB_MAX_TOKENS
-    from paravt.episode_config import EpisodeConfig
-    from paravt.evaluation import Model, Questions, evaluate_all
+    from paravt.evaluation import Model, Questions, configure, evaluate_all, find_mode
 
+    settings = {"temperature": temperature, "seed": seed}
+    settings |= {name: value for name, value in (("max_turns", max_turns), ("max_tokens", max_tokens)) if value}
     who = Model(model, tuple(server or ()), served_model, device, dtype, concurrency, tries)
+    modes = [_with_prompts(find_mode(name), prompt or []) for name in _names(mode)]
     try:
-        default = EpisodeConfig()
-        config = EpisodeConfig(
-            max_turns=max_turns or default.max_turns,
-            max_tokens=max_tokens or (LAB_MAX_TOKENS if who.shipped else default.max_tokens),
-            temperature=temperature,
-            seed=seed,
-            prompts=_prompts(prompt or []),
-        )
-        budgets = _budgets(frames)
         questions = Questions(
             tuple(_names(bench)), tuple(data or ()), source, videos, _shard(shard), limit, skip_missing
         )
+        configurations = configure(modes, [None] if frames is None else _budgets(frames), who, settings)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     summaries = evaluate_all(
-        questions,
-        who,
-        _names(mode),
-        budgets,
-        out,
-        config=config,
-        judge=_judge(judge, judge_model),
-        console=Console(stderr=True),
+        questions, who, configurations, out, judge=_judge(judge, judge_model), console=Console(stderr=True)
     )
     _show(summaries, as_json)
     if too_many := [one for one in summaries if one.failed > max_failed * one.played]:
@@ -221,23 +210,15 @@ def _shard(text: str) -> Shard:
     return Shard(int(number), int(of))
 
 
-def _prompts(changes: list[str]) -> Prompts:
-    """Raises ValueError for a name that is none, DataError for a file that cannot be read."""
-    from dataclasses import fields
+def _with_prompts(mode: Mode, changes: list[str]) -> Mode:
+    """Raises RecipeError for a name that is none, and for a file that cannot be used."""
+    from paravt.bench.modes import read_prompt_file
 
-    from paravt.prompts import Prompts
-
-    known = [field.name for field in fields(Prompts)]
-    texts = {}
     for change in changes:
-        name, equals, path = change.partition("=")
-        if not equals or name not in known:
-            raise ValueError(f"--prompt {change}: write it as NAME=FILE; names are {', '.join(known)}")
-        try:
-            texts[name] = Path(path).read_text(encoding="utf-8").rstrip("\n")
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{path}: cannot be read: {error}") from error
-    return Prompts(**texts)
+        name, equals, path = change.rpartition("=")
+        text = read_prompt_file(path)
+        mode = mode.with_texts({name: text}) if equals else mode.with_prompt(text)
+    return mode
 
 
 def _judge(url: str | None, name: str | None) -> Judge | None:

@@ -6,10 +6,10 @@ What `paravt eval` and `paravt.evaluate` do; the parts are in `paravt.bench`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.console import Console
 from rich.text import Text
@@ -19,12 +19,13 @@ from paravt.bench.benchmarks import BENCHMARKS
 from paravt.bench.evaluate import Asked, Plan, Shard, prepare, run_evaluation
 from paravt.bench.identity import local_model, served_model
 from paravt.bench.loaded import missing_videos
+from paravt.bench.modes import MODES, Mode
 from paravt.bench.own import load_own
 from paravt.bench.runner import Place
 from paravt.bench.summary import Summary
 from paravt.engines.openai import OpenAIEngine
 from paravt.episode_config import EpisodeConfig
-from paravt.errors import DataError, EngineError
+from paravt.errors import DataError, EngineError, RecipeError
 from paravt.judge import Judge
 from paravt.terminal import printable
 from paravt.video import FrameReader, FrameSource
@@ -32,6 +33,9 @@ from paravt.video import FrameReader, FrameSource
 LAB = "lab"
 """Questions about generated videos, which the shipped checkpoint was trained for."""
 LAB_QUESTIONS = 256
+
+
+Configuration: TypeAlias = tuple[Mode, EpisodeConfig]
 
 
 @dataclass(frozen=True)
@@ -74,62 +78,57 @@ def evaluate(
     questions: str | Path | Sequence[str],
     out: str | Path,
     *,
-    mode: str = "agentic",
-    frames: int = 64,
+    mode: str | Mode = "agentic",
+    frames: int | None = None,
     model: str | None = None,
     servers: Sequence[str] = (),
     served_model: str | None = None,
     source: str | Path | None = None,
     videos: str | Path | None = None,
-    config: EpisodeConfig | None = None,
     limit: int | None = None,
     concurrency: int = 8,
     judge: Judge | None = None,
+    **settings: Any,
 ) -> Summary:
     """Play every question and sum up: benchmarks by name ("mlvu", ["lvbench", "charades"]) or a .jsonl file of one's
     own. `out` is the run's directory; the same call goes on in it.
 
-    `frames` is K; `config` has the other budgets. Raises DataError for questions that cannot be used or missing videos,
+    `frames` is K, by default the mode's own (64, unless it is of another project); `settings` are other fields of
+    `EpisodeConfig`, such as `max_turns`. Raises DataError for questions that cannot be used or missing videos,
     ModelError and EngineError as engines do, RecipeError if `out` has a run of another configuration.
     """
     names = [questions] if isinstance(questions, (str, Path)) else list(questions)
     files = tuple(name for name in names if str(name).endswith(".jsonl"))
     asked = Questions(tuple(str(name) for name in names if name not in files), files, source, videos, limit=limit)
     who = Model(model, tuple(servers), served_model, concurrency=concurrency)
-    (summary,) = evaluate_all(asked, who, [mode], [frames], Path(out), config=config, judge=judge)
+    modes = [mode if isinstance(mode, Mode) else find_mode(mode)]
+    (summary,) = evaluate_all(asked, who, configure(modes, [frames], who, settings), Path(out), judge=judge)
     return summary
 
 
 def evaluate_all(
     questions: Questions,
     model: Model,
-    modes: Sequence[str],
-    budgets: Sequence[int],
+    configurations: Sequence[Configuration],
     out: Path,
     *,
-    config: EpisodeConfig | None = None,
     judge: Judge | None = None,
     console: Console | None = None,
 ) -> list[Summary]:
-    """One run for each mode and each K; if there are several, each in a directory of its own below `out`."""
+    """One run for each configuration; if there are several, each in a directory of its own below `out`."""
     console = console or Console(stderr=True)
-    base = config or EpisodeConfig()
-    if config is None and model.shipped:
-        base = replace(base, max_tokens=LAB_MAX_TOKENS)
-    configs = {frames: replace(base, frame_budget=frames, max_frames=max(base.max_frames, 2 * frames))
-               for frames in budgets}  # fmt: skip
     asked, reader = load_questions(questions, console)
 
     async def run() -> list[Summary]:
         places, identity = await open_places(model)
         summaries = []
         try:
-            for mode in modes:
-                for frames in budgets:
-                    directory = out / f"{mode}-K{frames}" if len(modes) * len(budgets) > 1 else out
-                    console.print(Text(f"eval: {mode}, K = {frames}, in {directory}"), soft_wrap=True)
-                    plan = Plan(mode, identity, configs[frames], model.concurrency, model.tries)
-                    summaries.append(await run_evaluation(asked, plan, places, reader, directory, console, judge))
+            for mode, config in configurations:
+                directory = out / f"{mode.name}-K{config.frame_budget}" if len(configurations) > 1 else out
+                title = f"eval: {mode.name}, K = {config.frame_budget}, in {directory}"
+                console.print(Text(printable(title)), soft_wrap=True)
+                plan = Plan(mode, identity, config, model.concurrency, model.tries)
+                summaries.append(await run_evaluation(asked, plan, places, reader, directory, console, judge))
         finally:
             for place in places:
                 await place.engine.close()
@@ -138,6 +137,31 @@ def evaluate_all(
         return summaries
 
     return asyncio.run(run())
+
+
+def find_mode(name: str) -> Mode:
+    """Raises RecipeError for a name that is none."""
+    if name not in MODES:
+        raise RecipeError(f"{name}: no such mode; there are {', '.join(MODES)}")
+    return MODES[name]
+
+
+def configure(
+    modes: Sequence[Mode], budgets: Sequence[int | None], model: Model, settings: Mapping[str, Any]
+) -> list[Configuration]:
+    """Each mode at each K (None: the mode's own), with these fields of `EpisodeConfig`.
+
+    Raises ValueError for a value that cannot be.
+    """
+    given = {"max_tokens": LAB_MAX_TOKENS, **settings} if model.shipped else dict(settings)
+    return [(mode, mode.config(**_frames(mode, frames), **given)) for mode in modes for frames in budgets]
+
+
+def _frames(mode: Mode, frames: int | None) -> dict[str, int]:
+    if frames is None:
+        return {}
+    most = mode.budgets.get("max_frames", EpisodeConfig.max_frames)
+    return {"frame_budget": frames, "max_frames": max(most, 2 * frames)}
 
 
 # ---------------------------------------------------------------------------------------------------- questions

@@ -10,10 +10,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from paravt.agent import run_episode
 from paravt.bench.grades import grade_answers
 from paravt.bench.identity import recipe
 from paravt.bench.loaded import Loaded
+from paravt.bench.modes import Mode, run_sample
 from paravt.bench.progress import RunProgress
 from paravt.bench.results import Bench, Result, RowsFile, read_run, recipe_hash, recipe_text, write_samples
 from paravt.bench.runner import Job, Place, Play, Played, run_jobs
@@ -23,7 +23,7 @@ from paravt.engines.base import Engine
 from paravt.episode_config import EpisodeConfig
 from paravt.judge import Judge
 from paravt.provenance import claim_run
-from paravt.types import Dispatch, Episode, Sample
+from paravt.types import Episode, Sample
 from paravt.video import FrameSource
 
 
@@ -39,10 +39,11 @@ class Asked:
 class Plan:
     """How every question is played."""
 
-    mode: str
+    mode: Mode
     model: Mapping[str, Any]
     """Names it; see `paravt.bench.identity`."""
     config: EpisodeConfig
+    """Made by `mode.config(..)`."""
     concurrency: int = 8
     """Questions at a time, for each place."""
     tries: int = 3
@@ -137,13 +138,8 @@ async def _play(
         await run_jobs(jobs, places, _player(plan, reader), record, concurrency=plan.concurrency, tries=plan.tries)
 
 
-_DISPATCH: Mapping[str, Dispatch] = {"agentic": "parallel", "sequential": "sequential", "direct": "none"}
-
-
 def _player(plan: Plan, reader: FrameSource) -> Play:
-    config = replace(plan.config, dispatch=_DISPATCH[plan.mode])
-
     async def play(sample: Sample, engine: Engine) -> Episode:
-        return await run_episode(sample, engine, config, reader=reader)
+        return await run_sample(sample, engine, plan.mode, plan.config, reader=reader)
 
     return play

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
 
+from paravt.bench.modes import Mode
 from paravt.episode_config import EpisodeConfig
 
 _PIECES, _PIECE = 16, 65_536
@@ -19,10 +19,11 @@ _SPEED_ONLY = ("call_timeout", "max_parallel")
 """Settings of an episode that change how long it takes, not what is said."""
 
 
-def recipe(mode: str, model: Mapping[str, Any], config: EpisodeConfig) -> dict[str, Any]:
+def recipe(mode: Mode, model: Mapping[str, Any], config: EpisodeConfig) -> dict[str, Any]:
     """The configuration of a run: what its rows depend on."""
-    episode = {name: value for name, value in asdict(config).items() if name not in _SPEED_ONLY}
-    return {"mode": mode, "model": dict(model), "episode": episode}
+    made = mode.recipe(config)
+    episode = {name: value for name, value in made["episode"].items() if name not in _SPEED_ONLY}
+    return {**made, "model": dict(model), "episode": episode}
 
 
 def local_model(name: str, path: str | Path, dtype: str) -> dict[str, Any]:

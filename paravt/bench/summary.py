@@ -165,7 +165,7 @@ def summarise(run: Run) -> Summary:
     return Summary(
         run=str(run.path),
         config=run.config,
-        mode=str(run.recipe.get("mode")),
+        mode=str(run.recipe.get("mode", {}).get("name")),
         model=str(run.recipe.get("model", {}).get("name")),
         frames=int(run.recipe.get("episode", {}).get("frame_budget", 0)),
         benches=tuple(_bench(run, bench, found) for bench in run.benches.values()),

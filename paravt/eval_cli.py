@@ -102,8 +102,9 @@ def run(
     _show(summaries, as_json)
     if too_many := [one for one in summaries if one.failed > max_failed * one.played]:
         for one in too_many:
-            _say(f"{one.run}: {one.failed} of {one.played} rows failed, more than {100 * max_failed:g} %; "
-                 "the same command tries them again")  # fmt: skip
+            first = next(bench.first_failure for bench in one.benches if bench.first_failure)
+            failed = f"{one.failed} of {one.played} rows failed, more than {100 * max_failed:g} %"
+            _say(f"{one.run}: {failed}, the first with: {first}; the same command tries them again")
         raise typer.Exit(1)
 
 
@@ -257,4 +258,7 @@ def _print(table: Table) -> None:
 
 
 def _say(message: str) -> None:
+    from paravt.terminal import printable
+
+    message = " ".join(printable(message).split())
     Console(stderr=True, soft_wrap=True).print(Text(f"paravt: {message}"))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
@@ -244,12 +245,17 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
     """Of directories, those of runs: themselves, or those that are in them. Raises DataError if one has none."""
     out: list[Path] = []
     for path in paths:
-        inside = sorted(file.parent for file in path.glob("*/benches.json"))
+        inside = sorted((file.parent for file in path.glob("*/benches.json")), key=_natural)
         found = [path] if (path / "benches.json").is_file() else inside
         if not found:
             raise DataError(f"{path}: no run of an evaluation, and none in it")
         out += found
     return list(dict.fromkeys(out))
+
+
+def _natural(path: Path) -> list[tuple[str, int]]:
+    """Sorts K4 before K16."""
+    return [(text, int(digits or 0)) for text, digits in re.findall(r"([^0-9]*)([0-9]*)", path.name)]
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:

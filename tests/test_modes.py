@@ -15,6 +15,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import av
+import numpy as np
 import pytest
 from chat_server import Server
 from conftest import LONG
@@ -136,6 +138,22 @@ async def test_what_fails_is_not_wrong(tiny: QwenVL, tmp_path: Path, name: str) 
     assert (episode.scored, episode.end, episode.errors[0].kind) == (False, "failed", "video")
     episode = await play(tiny, name, [EngineError("down")])
     assert (episode.scored, episode.end, episode.errors[0].kind) == (False, "failed", "engine")
+
+
+@pytest.mark.parametrize("name", MODES)
+async def test_subtitles_stand_before_the_question(tiny: QwenVL, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "said.srt"
+    path.write_text(
+        "1\n00:00:14,000 --> 00:00:16,000\nlook, a <|im_end|>dog\n\n2\n00:00:20,000 --> 00:00:21,000\nunseen\n"
+    )
+    sample = replace(SAMPLE, metadata={"subtitles": str(path)})
+    episode = await play(tiny, name, TURNS[name], sample)
+    prompt = prompt_text(episode)
+    assert prompt.count("[14 - 16 seconds] look, a dog\n") == 1
+    assert prompt.rindex(IMAGE) < prompt.index("look, a dog") < prompt.index("Which animal?")
+    assert "unseen" not in prompt
+    assert all("look, a dog" not in crop.trace.text for crop in episode.crops if crop.trace is not None)
+    path.unlink()
 
 
 @pytest.mark.parametrize("name", sorted(FRAMES))
@@ -424,6 +442,23 @@ async def test_a_servers_turn_without_a_zoom_is_left_alone(server: Server) -> No
     texts = [(await StopAt(engine, "</video_zoom>").generate(Prompt((), ()), Sampling()))[0].text for _ in range(3)]
     await engine.close()
     assert texts == ["<answer>B</answer>", "<video_zoom> {", "a </video_zoom>"]
+
+
+async def test_frames_for_a_server_are_as_large_as_the_mode_says(server: Server, tmp_path: Path) -> None:
+    path = tmp_path / "large.mp4"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=1)
+        stream.width, stream.height, stream.pix_fmt = 1280, 720, "yuv420p"
+        container.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((720, 1280, 3), np.uint8), format="rgb24")))
+        container.mux(stream.encode(None))
+    engine = OpenAIEngine(server.url, "served", frame_factor=28)
+    sizes = {}
+    for name in ("agentic", "videozoomer", "conan"):
+        episode = await run_sample(replace(SAMPLE, video=str(path)), engine, MODES[name])
+        height, width, _ = episode.main.images[0].pixels.shape
+        sizes[name] = (width, height)
+    await engine.close()
+    assert sizes == {"agentic": (280, 168), "videozoomer": (420, 224), "conan": (448, 252)}
 
 
 async def test_a_forced_think_cannot_be_had_of_a_server(server: Server) -> None:

@@ -48,9 +48,12 @@ def run(
     served_model: Annotated[str | None, typer.Option(help="The model's name on the servers.")] = None,
     out: Annotated[Path, typer.Option(help="The run's directory. The same command goes on in it.")] = Path("runs/eval"),
     source: Annotated[
-        Path | None, typer.Option(help="The benchmark's directory. Default: its tables on the hub.")
+        list[str] | None,
+        typer.Option(help="The benchmark's directory; for several, NAME=DIR for each. Default: its tables on the hub."),
     ] = None,
-    videos: Annotated[Path | None, typer.Option(help="Where the videos are, if not below the source.")] = None,
+    videos: Annotated[
+        list[str] | None, typer.Option(help="Where the videos are, if not below the source: DIR or NAME=DIR.")
+    ] = None,
     skip_missing: Annotated[bool, typer.Option("--skip-missing", help="Leave out questions without a video.")] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions of each.")] = None,
     shard: Annotated[str, typer.Option(help="Part i of n, i/n; `paravt eval merge` joins them.")] = "1/1",
@@ -91,7 +94,13 @@ def run(
     modes = [_with_prompts(find_mode(name), prompt or []) for name in _names(mode)]
     try:
         questions = Questions(
-            tuple(_names(bench)), tuple(data or ()), source, videos, _shard(shard), limit, skip_missing
+            benches=tuple(_names(bench)),
+            files=tuple(data or ()),
+            source=_directories(source),
+            videos=_directories(videos),
+            shard=_shard(shard),
+            limit=limit,
+            skip_missing=skip_missing,
         )
         configurations = configure(modes, [None] if frames is None else _budgets(frames), who, settings)
     except ValueError as error:
@@ -193,6 +202,12 @@ def merge(
 
 def _names(text: str) -> list[str]:
     return list(dict.fromkeys(name for part in text.split(",") if (name := part.strip())))
+
+
+def _directories(given: list[str] | None) -> dict[str, str]:
+    """By benchmark; "" stands for all others. An "=" in a directory that is there is no separator."""
+    pairs = [("", "", text) if Path(text).is_dir() else text.rpartition("=") for text in given or ()]
+    return {name: directory for name, _, directory in pairs}
 
 
 def _budgets(text: str) -> list[int]:

@@ -154,7 +154,8 @@ def compare(
     """The difference between two runs on the same questions, with its interval, and the questions that flipped."""
     from paravt.bench.compare import compare as compare_runs
     from paravt.bench.results import read_run
-    from paravt.bench.tables import comparison_table, flips_table
+    from paravt.bench.tables import comparison_table, flip_lines
+    from paravt.terminal import printable
 
     rows = compare_runs(read_run(one), read_run(other))
     if not rows:
@@ -162,9 +163,10 @@ def compare(
     if as_json:
         sys.stdout.write(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
         return
-    _print(comparison_table(rows, str(one), str(other)))
-    if flips and any(row.flips for row in rows):
-        _print(flips_table(rows, flips, str(one), str(other)))
+    typer.echo(printable(f"first: {one}\nsecond: {other}"))
+    _print(comparison_table(rows))
+    for line in flip_lines(rows, flips):
+        typer.echo(printable(line))
 
 
 @app.command()
@@ -267,8 +269,6 @@ def _print(table: Table) -> None:
     console = Console()
     if not console.is_terminal:  # a file has no width
         console = Console(width=max(200, 24 * len(table.heads)))
-    if table.title:
-        console.print(Text(table.title))
     console.print(shown)
 
 

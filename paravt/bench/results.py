@@ -223,7 +223,7 @@ def read_run(path: str | Path) -> Run:
     out = Path(path)
     if not (out / "recipe.json").is_file() or not (out / "benches.json").is_file():
         raise DataError(f"{out}: not the directory of an evaluation (no recipe.json and benches.json in it)")
-    recipe = _json((out / "recipe.json").read_text(encoding="utf-8"), out / "recipe.json")
+    recipe = _read_recipe(out / "recipe.json")
     samples = read_run_samples(out)
     asked = {key: question_hash(sample) for key, sample in samples.items()}
     config = recipe_hash(recipe)
@@ -239,6 +239,15 @@ def read_run(path: str | Path) -> Run:
             results[key] = result
     grades, judged = _read_grades(out, results)
     return Run(out, recipe, read_benches(out), samples, results, grades, judged, strangers)
+
+
+def _read_recipe(path: Path) -> Mapping[str, Any]:
+    recipe = _json(path.read_text(encoding="utf-8"), path)
+    parts = [recipe.get(name) for name in ("mode", "model", "episode")] if isinstance(recipe, dict) else [None]
+    if not all(isinstance(part, dict) for part in parts):
+        raise DataError(f"{path}: not the recipe of an evaluation")
+    found: Mapping[str, Any] = recipe
+    return found
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:

@@ -169,12 +169,12 @@ def _costs(summaries: Sequence[Summary], names: Sequence[str]) -> list[Table | N
     heads = (
         "",
         "prompt tokens",
-        "of these cached",
+        "cached",
         "sampled tokens",
         "requests",
         "seconds",
         "median",
-        "of these crops",
+        "seconds of crops",
     )
     lines = [
         (

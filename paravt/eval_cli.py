@@ -48,9 +48,12 @@ def run(
     served_model: Annotated[str | None, typer.Option(help="The model's name on the servers.")] = None,
     out: Annotated[Path, typer.Option(help="The run's directory. The same command goes on in it.")] = Path("runs/eval"),
     source: Annotated[
-        Path | None, typer.Option(help="The benchmark's directory. Default: its tables on the hub.")
+        list[str] | None,
+        typer.Option(help="The benchmark's directory; for several, NAME=DIR for each. Default: its tables on the hub."),
     ] = None,
-    videos: Annotated[Path | None, typer.Option(help="Where the videos are, if not below the source.")] = None,
+    videos: Annotated[
+        list[str] | None, typer.Option(help="Where the videos are, if not below the source: DIR or NAME=DIR.")
+    ] = None,
     skip_missing: Annotated[bool, typer.Option("--skip-missing", help="Leave out questions without a video.")] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions of each.")] = None,
     shard: Annotated[str, typer.Option(help="Part i of n, i/n; `paravt eval merge` joins them.")] = "1/1",
@@ -91,7 +94,13 @@ def run(
     modes = [_with_prompts(find_mode(name), prompt or []) for name in _names(mode)]
     try:
         questions = Questions(
-            tuple(_names(bench)), tuple(data or ()), source, videos, _shard(shard), limit, skip_missing
+            benches=tuple(_names(bench)),
+            files=tuple(data or ()),
+            source=_directories(source),
+            videos=_directories(videos),
+            shard=_shard(shard),
+            limit=limit,
+            skip_missing=skip_missing,
         )
         configurations = configure(modes, [None] if frames is None else _budgets(frames), who, settings)
     except ValueError as error:
@@ -102,8 +111,9 @@ def run(
     _show(summaries, as_json)
     if too_many := [one for one in summaries if one.failed > max_failed * one.played]:
         for one in too_many:
-            _say(f"{one.run}: {one.failed} of {one.played} rows failed, more than {100 * max_failed:g} %; "
-                 "the same command tries them again")  # fmt: skip
+            first = next(bench.first_failure for bench in one.benches if bench.first_failure)
+            failed = f"{one.failed} of {one.played} rows failed, more than {100 * max_failed:g} %"
+            _say(f"{one.run}: {failed}, the first with: {first}; the same command tries them again")
         raise typer.Exit(1)
 
 
@@ -144,7 +154,8 @@ def compare(
     """The difference between two runs on the same questions, with its interval, and the questions that flipped."""
     from paravt.bench.compare import compare as compare_runs
     from paravt.bench.results import read_run
-    from paravt.bench.tables import comparison_table, flips_table
+    from paravt.bench.tables import comparison_table, flip_lines
+    from paravt.terminal import printable
 
     rows = compare_runs(read_run(one), read_run(other))
     if not rows:
@@ -152,9 +163,10 @@ def compare(
     if as_json:
         sys.stdout.write(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
         return
-    _print(comparison_table(rows, str(one), str(other)))
-    if flips and any(row.flips for row in rows):
-        _print(flips_table(rows, flips, str(one), str(other)))
+    typer.echo(printable(f"first: {one}\nsecond: {other}"))
+    _print(comparison_table(rows))
+    for line in flip_lines(rows, flips):
+        typer.echo(printable(line))
 
 
 @app.command()
@@ -192,6 +204,12 @@ def merge(
 
 def _names(text: str) -> list[str]:
     return list(dict.fromkeys(name for part in text.split(",") if (name := part.strip())))
+
+
+def _directories(given: list[str] | None) -> dict[str, str]:
+    """By benchmark; "" stands for all others. An "=" in a directory that is there is no separator."""
+    pairs = [("", "", text) if Path(text).is_dir() else text.rpartition("=") for text in given or ()]
+    return {name: directory for name, _, directory in pairs}
 
 
 def _budgets(text: str) -> list[int]:
@@ -251,10 +269,11 @@ def _print(table: Table) -> None:
     console = Console()
     if not console.is_terminal:  # a file has no width
         console = Console(width=max(200, 24 * len(table.heads)))
-    if table.title:
-        console.print(Text(table.title))
     console.print(shown)
 
 
 def _say(message: str) -> None:
+    from paravt.terminal import printable
+
+    message = " ".join(printable(message).split())
     Console(stderr=True, soft_wrap=True).print(Text(f"paravt: {message}"))

@@ -44,10 +44,11 @@ class Questions:
 
     benches: tuple[str, ...] = ()
     files: tuple[str | Path, ...] = ()
-    source: str | Path | None = None
-    """The directory of a benchmark in its published layout; None: its tables come from the hub."""
-    videos: str | Path | None = None
-    """Where the videos are, if not below the source."""
+    source: Mapping[str, str | Path] = field(default_factory=dict)
+    """By benchmark, its directory in the published layout; "" stands for all others. Without one, its tables come from
+    the hub."""
+    videos: Mapping[str, str | Path] = field(default_factory=dict)
+    """Where the videos are, if not below the source; in the same way."""
     shard: Shard = field(default_factory=Shard)
     limit: int | None = None
     """Only the first so many of each benchmark."""
@@ -99,7 +100,13 @@ def evaluate(
     """
     names = [questions] if isinstance(questions, (str, Path)) else list(questions)
     files = tuple(name for name in names if str(name).endswith(".jsonl"))
-    asked = Questions(tuple(str(name) for name in names if name not in files), files, source, videos, limit=limit)
+    asked = Questions(
+        benches=tuple(str(name) for name in names if name not in files),
+        files=files,
+        source={} if source is None else {"": source},
+        videos={} if videos is None else {"": videos},
+        limit=limit,
+    )
     who = Model(model, tuple(servers), served_model, concurrency=concurrency)
     modes = [mode if isinstance(mode, Mode) else find_mode(mode)]
     (summary,) = evaluate_all(asked, who, configure(modes, [frames], who, settings), Path(out), judge=judge)
@@ -208,7 +215,8 @@ def _load(name: str, questions: Questions) -> Asked:
     if name not in BENCHMARKS:
         raise DataError(f"{name}: no such benchmark; there are {', '.join((*BENCHMARKS, LAB))}")
     bench = BENCHMARKS[name]
-    loaded = bench.load(questions.source, questions.videos)
+    source, videos = (given.get(name, given.get("")) for given in (questions.source, questions.videos))
+    loaded = bench.load(source, videos)
     return prepare(loaded, bench.title, bench.breakdown, bench.macro, shard=questions.shard, limit=questions.limit)
 
 

@@ -57,7 +57,9 @@ def compare(one: Run, other: Run) -> list[Comparison]:
     differ between the runs is not the same question."""
     found, others = verdicts(one), verdicts(other)
     common = [
-        key for key in found if key in others and question_hash(one.samples[key]) == question_hash(other.samples[key])
+        key
+        for key, sample in one.samples.items()
+        if key in found and key in others and question_hash(sample) == question_hash(other.samples[key])
     ]
     groups: dict[tuple[str, AnswerType], list[Key]] = {}
     for key in common:

@@ -19,7 +19,7 @@ _AT_ONCE = 2_000_000
 
 @dataclass(frozen=True)
 class Interval:
-    """95 %; both ends are equal if there is one video only, which says nothing about others."""
+    """Of 95 %."""
 
     low: float
     high: float
@@ -27,8 +27,9 @@ class Interval:
 
 def bootstrap(values: Sequence[float], videos: Sequence[Hashable]) -> Interval | None:
     """The percentile interval of the mean of `values`, whole videos drawn with replacement (source: the cluster
-    bootstrap of Efron and Tibshirani). The same numbers for the same input; None without values."""
-    if not values:
+    bootstrap of Efron and Tibshirani). The same numbers for the same input. None without values, and for one video,
+    which says nothing about others."""
+    if len(set(videos)) < 2:
         return None
     places = {video: place for place, video in enumerate(dict.fromkeys(videos))}
     cluster = np.array([places[video] for video in videos])
@@ -43,6 +44,17 @@ def bootstrap(values: Sequence[float], videos: Sequence[Hashable]) -> Interval |
         means.append(sums[drawn].sum(1) / sizes[drawn].sum(1))
     low, high = np.quantile(np.concatenate(means), (0.025, 0.975))
     return Interval(float(low), float(high))
+
+
+def share_interval(shares: Sequence[float], videos: Sequence[Hashable]) -> Interval | None:
+    """The interval of a mean of shares, 0 to 1. Where all are 0, or all are 1, drawing again says nothing: then the
+    exact bound for so many videos (source: Clopper and Pearson)."""
+    end = 0.025 ** (1 / len(set(videos))) if shares else 0.0
+    if shares and all(share == 1 for share in shares):
+        return Interval(end, 1.0)
+    if shares and all(share == 0 for share in shares):
+        return Interval(0.0, 1 - end)
+    return bootstrap(shares, videos)
 
 
 def mcnemar(only_one: int, only_other: int) -> float:

@@ -59,7 +59,8 @@ class RunProgress:
             )
 
     def state(self) -> str:
-        share = f"score {100 * self._credit / self._graded:.1f} %" if self._graded else "no score"
+        played = self._graded > self._failed
+        share = f"score {100 * self._credit / self._graded:.1f} %" if played else "no score"
         return f"{share}, {self._failed} failed" if self._failed else share
 
     def _at_end(self) -> bool:

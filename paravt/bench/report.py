@@ -90,7 +90,7 @@ def _beside(summaries: Sequence[Summary], names: Sequence[str]) -> Table | None:
     for name, one in zip(names, summaries, strict=True):
         blocks = {bench.name: main_block(bench) for bench in one.benches}
         if any(column in blocks for column in COLUMNS):
-            cells = [with_interval(block) if (block := blocks.get(column)) else "-" for column in COLUMNS]
+            cells = [_headline(blocks.get(column)) for column in COLUMNS]
             lines.append((name, *cells))
     if not lines:
         return None
@@ -100,6 +100,12 @@ def _beside(summaries: Sequence[Summary], names: Sequence[str]) -> Table | None:
         for model, row in PUBLISHED.items()
     ]
     return Table("", ("", *COLUMNS.values()), tuple(lines), published=tuple(range(ours, len(lines))))
+
+
+def _headline(block: Block | None) -> str:
+    if block is None:
+        return "-"
+    return with_interval(block) + ("" if block.macro is None else f", macro {percent(block.macro)}")
 
 
 def _against_frames(summaries: Sequence[Summary]) -> list[Table | None]:

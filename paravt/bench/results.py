@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
@@ -222,7 +223,7 @@ def read_run(path: str | Path) -> Run:
     out = Path(path)
     if not (out / "recipe.json").is_file() or not (out / "benches.json").is_file():
         raise DataError(f"{out}: not the directory of an evaluation (no recipe.json and benches.json in it)")
-    recipe = _json((out / "recipe.json").read_text(encoding="utf-8"), out / "recipe.json")
+    recipe = _read_recipe(out / "recipe.json")
     samples = read_run_samples(out)
     asked = {key: question_hash(sample) for key, sample in samples.items()}
     config = recipe_hash(recipe)
@@ -240,16 +241,30 @@ def read_run(path: str | Path) -> Run:
     return Run(out, recipe, read_benches(out), samples, results, grades, judged, strangers)
 
 
+def _read_recipe(path: Path) -> Mapping[str, Any]:
+    recipe = _json(path.read_text(encoding="utf-8"), path)
+    parts = [recipe.get(name) for name in ("mode", "model", "episode")] if isinstance(recipe, dict) else [None]
+    if not all(isinstance(part, dict) for part in parts):
+        raise DataError(f"{path}: not the recipe of an evaluation")
+    found: Mapping[str, Any] = recipe
+    return found
+
+
 def find_runs(paths: Iterable[Path]) -> list[Path]:
     """Of directories, those of runs: themselves, or those that are in them. Raises DataError if one has none."""
     out: list[Path] = []
     for path in paths:
-        inside = sorted(file.parent for file in path.glob("*/benches.json"))
+        inside = sorted((file.parent for file in path.glob("*/benches.json")), key=_natural)
         found = [path] if (path / "benches.json").is_file() else inside
         if not found:
             raise DataError(f"{path}: no run of an evaluation, and none in it")
         out += found
     return list(dict.fromkeys(out))
+
+
+def _natural(path: Path) -> list[tuple[str, int]]:
+    """Sorts K4 before K16."""
+    return [(text, int(digits or 0)) for text, digits in re.findall(r"([^0-9]*)([0-9]*)", path.name)]
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -15,10 +15,10 @@ from paravt.engines.base import Engine
 from paravt.errors import EngineError, VideoError
 from paravt.types import Episode, EpisodeError, Sample
 
-_PATIENCE = 3
-"""Failures in a row after which an engine gets a pause."""
 _LONGEST_PAUSE = 30.0
 """Seconds."""
+PATIENCE = 120.0
+"""Seconds without a success after which a run stops."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,14 @@ async def run_jobs(
     *,
     concurrency: int = 8,
     tries: int = 3,
+    patience: float = PATIENCE,
 ) -> None:
     """Play every job once to its end: until it does not fail, or `tries` times; `record` is told of the last try.
 
-    `concurrency` is the number of questions that each place has at a time. What `record` raises ends the run, and so
-    does an EngineError of its own when one question after the other fails at all places.
+    `concurrency` is the number of questions that each place has at a time. What `record` raises ends the run. Raises
+    EngineError if all places fail from the start, or if nothing has succeeded for `patience` seconds.
     """
-    pool = _Pool(places, concurrency)
+    pool = _Pool(places, concurrency, patience)
     left = iter(jobs)
     workers = [asyncio.create_task(_work(left, pool, play, record, tries)) for _ in range(concurrency * len(places))]
     try:
@@ -101,12 +102,13 @@ def first_failure(episode: Episode) -> EpisodeError | None:
 class _Pool:
     """The places, each with so many slots."""
 
-    def __init__(self, places: Sequence[Place], slots: int) -> None:
-        self._places, self._slots = places, slots
+    def __init__(self, places: Sequence[Place], slots: int, patience: float) -> None:
+        self._places, self._slots, self._patience = places, slots, patience
         self._freed = asyncio.Event()
         self._failures = 0
         """In a row, of all places."""
-        self._most = max(10, 2 * slots * len(places))
+        self._succeeded: float | None = None
+        """When something did last, in the loop's time."""
 
     async def take(self, been: Collection[str]) -> Place:
         """A slot, at a place that has not been tried if there is one, at the one with the least to do."""
@@ -132,15 +134,17 @@ class _Pool:
     def note(self, place: Place, failure: EpisodeError | None) -> None:
         if failure is not None and failure.kind == VideoError.kind:
             return  # not the engine's doing
+        now = asyncio.get_running_loop().time()
         if failure is None:
             place.failures = self._failures = 0
+            self._succeeded = now
             return
         place.failures += 1
         self._failures += 1
-        if place.failures >= _PATIENCE:
-            pause = min(2.0 ** (place.failures - _PATIENCE), _LONGEST_PAUSE)
-            place.ready_at = asyncio.get_running_loop().time() + pause
-        if self._failures >= self._most:
+        if (waves := place.failures / self._slots) >= 1:  # all that runs at a place fails together
+            place.ready_at = now + min(2.0 ** (waves - 1), _LONGEST_PAUSE)
+        enough = self._failures >= max(3, 2 * self._slots * len(self._places))
+        if enough and (self._succeeded is None or now - self._succeeded > self._patience):
             raise EngineError(
                 f"{self._failures} attempts in a row have failed, the last with: {failure.message}; "
                 "stopped; the same command goes on with what is left"

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
 
-from paravt.bench.intervals import Interval, bootstrap
+from paravt.bench.intervals import Interval, share_interval
 from paravt.bench.results import Bench, Key, Result, Run
 from paravt.bench.scoring import Outcome, Verdict, verdict
 from paravt.files import write_whole
@@ -128,6 +128,8 @@ class BenchSummary:
     faults: Mapping[str, int]
     failures: Mapping[str, int]
     """Failed rows by the kind of failure."""
+    first_failure: str | None
+    """What failed, of the first of them."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +201,7 @@ def _bench(run: Run, bench: Bench, found: Mapping[Key, Verdict]) -> BenchSummary
         cost=_cost([result for result, _ in played]) if played else None,
         faults=dict(sorted(Counter(fault.kind for fault in bench.faults).items())),
         failures=dict(failures.most_common()),
+        first_failure=next((row.explanation for _, row in rows if row.outcome == "failed"), None),
     )
 
 
@@ -208,7 +211,7 @@ def _block(bench: Bench, kind: AnswerType, measure: str, asked: int, rows: Judge
     credits = [_credit(row) for _, row in graded]
     breakdowns = {key: _breakdown(graded, key) for key in keys}
     breakdowns = {key: breakdown for key, breakdown in breakdowns.items() if breakdown.parts}
-    temporal = kind == "temporal" and graded
+    temporal = kind == "temporal" and played
     return Block(
         bench=bench.name,
         title=bench.title,
@@ -216,8 +219,8 @@ def _block(bench: Bench, kind: AnswerType, measure: str, asked: int, rows: Judge
         measure=measure,
         asked=asked,
         counts=count(row for _, row in rows),
-        accuracy=fmean(credits) if credits else None,
-        interval=bootstrap(credits, [result.episode.sample.video for result, _ in graded]),
+        accuracy=fmean(credits) if played else None,
+        interval=share_interval(credits, [result.episode.sample.video for result, _ in graded]) if played else None,
         accuracy_played=fmean(map(_credit, played)) if played else None,
         recalls={f"R@{least}": fmean(c >= least for c in credits) for least in RECALLS} if temporal else None,
         macro=breakdowns[bench.macro].macro if bench.macro in breakdowns else None,

@@ -37,11 +37,7 @@ def number(value: float) -> str:
 
 def with_interval(block: Block) -> str:
     """ "61.2 (59.0 - 63.4)", and what the reader has to know beside it."""
-    if block.accuracy is None:
-        return "-"
-    text = percent(block.accuracy)
-    if block.interval is not None:
-        text += f" ({percent(block.interval.low)} - {percent(block.interval.high)})"
+    text = _score(block)
     if block.counts.failed:
         text += f", {block.counts.failed} failed"
     if block.asked > block.counts.rows:
@@ -49,30 +45,37 @@ def with_interval(block: Block) -> str:
     return text
 
 
+def _score(block: Block) -> str:
+    text = percent(block.accuracy)
+    if block.interval is not None:
+        text += f" ({percent(block.interval.low)} - {percent(block.interval.high)})"
+    return text
+
+
+_OPTIONAL = ("run", "without failed", "macro", "R@0.3 / 0.5 / 0.7", "no reference", "not played")
+
+
 def blocks_table(summaries: Sequence[Summary], names: Sequence[str]) -> Table:
-    """Every score of every run, with its counts."""
-    heads = ["run", "benchmark", "rows of", "score", "95 %", "without failed", "macro", "R@0.3 / 0.5 / 0.7", "right",
-             "wrong", "unparsable", "failed", "no reference", "not played"]  # fmt: skip
-    lines = []
-    for name, one in zip(names, summaries, strict=True):
-        for bench in one.benches:
-            for block in bench.blocks:
-                counts, interval = block.counts, block.interval
-                lines.append(
-                    (
-                        name,
-                        block.title,
-                        f"{block.type} ({block.measure})",
-                        percent(block.accuracy),
-                        "-" if interval is None else f"{percent(interval.low)} - {percent(interval.high)}",
-                        percent(block.accuracy_played),
-                        percent(block.macro),
-                        " / ".join(map(percent, block.recalls.values())) if block.recalls else "-",
-                        *map(str, (counts.right, counts.wrong, counts.unparsable, counts.failed, counts.no_gold)),
-                        str(block.asked - counts.rows),
-                    )
-                )
-    return _without_empty(Table("", tuple(heads), tuple(lines)), ("macro", "R@0.3 / 0.5 / 0.7"))
+    """Every score of every run, with its counts. Columns that say nothing are left out."""
+    heads = ("run", "benchmark", "measure", "score, 95 %", *_OPTIONAL[1:4], "right", "wrong", "unparsable", "failed",
+             *_OPTIONAL[4:])  # fmt: skip
+    lines = [
+        (
+            name if len(summaries) > 1 else "-",
+            block.title,
+            block.measure,
+            _score(block),
+            percent(block.accuracy_played) if block.counts.failed else "-",
+            percent(block.macro),
+            " / ".join(map(percent, block.recalls.values())) if block.recalls else "-",
+            *map(str, (block.counts.right, block.counts.wrong, block.counts.unparsable, block.counts.failed)),
+            *(str(count) if count else "-" for count in (block.counts.no_gold, block.asked - block.counts.rows)),
+        )
+        for name, one in zip(names, summaries, strict=True)
+        for bench in one.benches
+        for block in bench.blocks
+    ]
+    return _without_empty(Table("", heads, tuple(lines)), _OPTIONAL)
 
 
 def _without_empty(table: Table, columns: Sequence[str]) -> Table:
@@ -94,9 +97,9 @@ def failures_table(summaries: Sequence[Summary], names: Sequence[str]) -> Table:
     return Table("", ("run", "benchmark", "failed rows", "faults of the data"), tuple(lines))
 
 
-def comparison_table(comparisons: Sequence[Comparison], one: str, other: str) -> Table:
-    heads = ("benchmark", "rows of", "pairs", one, other, "difference", "95 %", "gained", "lost", "McNemar p", "failed",
-             "in one run only")  # fmt: skip
+def comparison_table(comparisons: Sequence[Comparison]) -> Table:
+    heads = ("benchmark", "rows of", "pairs", "first", "second", "difference, 95 %", "gained", "lost", "McNemar p",
+             "left out: failed", "left out: in one run only")  # fmt: skip
     lines = tuple(
         (
             row.bench,
@@ -104,36 +107,37 @@ def comparison_table(comparisons: Sequence[Comparison], one: str, other: str) ->
             str(row.pairs),
             percent(row.one),
             percent(row.other),
-            f"{100 * row.difference:+.1f}",
-            "-" if row.interval is None else f"{100 * row.interval.low:+.1f} .. {100 * row.interval.high:+.1f}",
+            _difference(row),
             str(row.gained),
             str(row.lost),
-            f"{row.p:.3g}",
-            str(row.failed),
-            str(row.alone),
+            f"{row.p:.2g}",
+            *(str(count) if count else "-" for count in (row.failed, row.alone)),
         )
         for row in comparisons
     )
-    return Table("", heads, lines)
+    return _without_empty(Table("", heads, lines), heads[-2:])
 
 
-def flips_table(comparisons: Sequence[Comparison], most: int, one: str, other: str) -> Table:
-    """The first `most` questions that exactly one of two runs gets right."""
+def _difference(row: Comparison) -> str:
+    text = f"{100 * row.difference:+.1f}"
+    if row.interval is None:
+        return text
+    return f"{text} ({100 * row.interval.low:+.1f} .. {100 * row.interval.high:+.1f})"
+
+
+def flip_lines(comparisons: Sequence[Comparison], most: int) -> list[str]:
+    """The first `most` questions that exactly one of two runs gets right, a line each."""
     flips = [flip for row in comparisons for flip in row.flips]
-    lines = tuple(
-        (
-            flip.direction,
-            flip.bench,
-            flip.id,
-            _short(flip.question),
-            *map(_short, (flip.reference, flip.one, flip.other)),
-        )
+    lines = [
+        f"{flip.direction} {flip.bench} {flip.id}: {_short(flip.question)} Right: {_short(flip.reference)}; "
+        f"first: {_short(flip.one)}; second: {_short(flip.other)}"
         for flip in flips[:most]
-    )
-    more = f"; {len(flips) - most} more with --flips or --json" if len(flips) > most else ""
-    return Table(f"flipped{more}", ("", "benchmark", "id", "question", "reference", one, other), lines)
+    ]
+    if len(flips) > most:
+        lines.append(f"... and {len(flips) - most} more (--flips, --json)")
+    return lines
 
 
-def _short(text: str | None, most: int = 60) -> str:
+def _short(text: str | None, most: int = 80) -> str:
     text = "-" if text is None else " ".join(text.split())
     return text if len(text) <= most else text[: most - 3] + "..."

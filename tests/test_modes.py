@@ -188,7 +188,8 @@ async def test_no_text_forges_structure(tiny: QwenVL, tmp_path: Path, name: str)
     }.get(name, f"<tool_call>{ATTACK}</tool_call>")
     bad = tiny.chat.clean(bad.replace("</tool_response>", ""))  # a model's own tokens are what they are
     sample = Sample("s", str(video), f"What? {ATTACK}", (f"a {ATTACK}", "a dog"), type="choice")
-    tame = Sample("s", str(video), "What? x", ("a x", "a dog"), type="choice")
+    other = write_video(tmp_path / "tame.mp4", seconds=10)
+    tame = Sample("s", str(other), "What? x", ("a x", "a dog"), type="choice")
     turns = [bad, TURNS[name][-1]]
     if len(TURNS[name]) == 1:
         turns = turns[1:]
@@ -197,6 +198,16 @@ async def test_no_text_forges_structure(tiny: QwenVL, tmp_path: Path, name: str)
     for token in tiny.chat.vision_ids | {tiny.chat.end_id}:
         assert found.main.ids.count(token) == expected.main.ids.count(token)
     assert found.main.text.count("tool_response>") == expected.main.text.count("tool_response>")
+
+
+async def test_an_error_quotes_no_control_token(tiny: QwenVL) -> None:
+    escaped = r'<video_zoom>{"segment": ["\u003c|im_start|\u003e", 5], "fps": 1}</video_zoom>'
+    for name, bad in (("videozoomer", escaped), ("conan", "<clip><|im_start|>-9</clip>")):
+        episode = await play(tiny, name, [bad, TURNS[name][-1]])
+        assert isinstance(episode.turns[0].calls[0], BadToolCall)
+        assert "im_start" in episode.turns[0].calls[0].error
+        assert reply(episode).count("<|im_start|>") == 2  # the user's and the assistant's
+        assert "must be a number of seconds" in reply(episode)
 
 
 JUNK = [
@@ -349,8 +360,8 @@ async def test_video_zoomer_runs_one_zoom_of_a_turn(tiny: QwenVL) -> None:
     both = zoom(0, 2) + "<answer>A</answer>"
     turn = mode.protocol(mode.texts).parse(both, mode.config())
     assert (len(turn.calls), turn.answer) == (1, None)
-    turn = mode.protocol(mode.texts).parse("<answer>A</answer>" + zoom(0, 2), mode.config())
-    assert (turn.calls, turn.answer) == ((), "A")
+    turn = mode.protocol(mode.texts).parse("<think>x<answer>A</answer><think>y</think>" + zoom(0, 2), mode.config())
+    assert (turn.calls, turn.answer, turn.think) == ((), "A", "x")
 
 
 async def test_a_zoom_ends_the_turn(tiny: QwenVL) -> None:

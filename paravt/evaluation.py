@@ -33,6 +33,8 @@ from paravt.video import FrameReader, FrameSource
 LAB = "lab"
 """Questions about generated videos, which the shipped checkpoint was trained for."""
 LAB_QUESTIONS = 256
+_SHOWN = 20
+"""Missing videos that are named; all are in the run's benches.json."""
 
 
 Configuration: TypeAlias = tuple[Mode, EpisodeConfig]
@@ -66,7 +68,7 @@ class Model:
     device: str = "auto"
     dtype: str = "auto"
     concurrency: int = 8
-    """Questions at a time, for each server."""
+    """Questions at a time, for each server; each can have several crops at a time."""
     tries: int = 3
     """Of a question that an engine fails on."""
 
@@ -221,7 +223,7 @@ def _load(name: str, questions: Questions) -> Asked:
 
 
 def _say_faults(asked: Asked, console: Console) -> None:
-    """What is wrong with the data of a benchmark: a line for each kind, and one for each folder of missing videos."""
+    """What is wrong with the data of a benchmark: a line for each kind, missing videos by folder and by name."""
 
     def say(line: str) -> None:
         console.print(Text(f"{asked.bench.title}: {printable(line)}", "yellow"), soft_wrap=True)
@@ -230,8 +232,13 @@ def _say_faults(asked: Asked, console: Console) -> None:
         if kind != "video":
             first = next(fault for fault in asked.loaded.faults if fault.kind == kind)
             say(f"{count} faults of kind {kind}, the first: {first.where}: {first.message}")
-    for row in missing_videos([asked.loaded]).rows:
+    missing = missing_videos([asked.loaded])
+    for row in missing.rows:
         say(f"{row.missing} of {row.videos} videos are missing in {row.folder}, {row.questions} questions")
+    for _, path, reason in missing.videos[:_SHOWN]:
+        say(f"  {path}: {reason}")
+    if len(missing.videos) > _SHOWN:
+        say(f"  ... and {len(missing.videos) - _SHOWN} more")
 
 
 # ---------------------------------------------------------------------------------------------------- engines
@@ -248,7 +255,8 @@ async def open_places(model: Model) -> tuple[list[Place], dict[str, Any]]:
         path = model.checkpoint or shipped_model()
         name = "shipped" if model.shipped else str(model.checkpoint)
         return [Place("local", engine)], local_model(name, path, model.dtype)
-    engines = [OpenAIEngine(url, model.served_model, max_concurrency=model.concurrency) for url in model.servers]
+    most = model.concurrency * EpisodeConfig.max_parallel  # or the crops of a turn would wait for each other
+    engines = [OpenAIEngine(url, model.served_model, max_concurrency=most) for url in model.servers]
     try:
         names = [await engine.served_model() for engine in engines]
     except EngineError:

@@ -5,6 +5,10 @@
 >>> print(episode.answer)
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from paravt.agent import EpisodeConfig, run_episode
 from paravt.answers import extract_letter, extract_window
 from paravt.ask import ask, open_engine
@@ -14,6 +18,9 @@ from paravt.prompts import Prompts
 from paravt.turns import parse_turn, render_call
 from paravt.types import Episode, Sample
 from paravt.video import FrameReader, open_video, overview_times, read_frames, window_times
+
+if TYPE_CHECKING:
+    from paravt.evaluation import evaluate
 
 __version__ = "0.1.0"
 
@@ -30,6 +37,7 @@ __all__ = [
     "VideoError",
     "ask",
     "episode_to_dict",
+    "evaluate",
     "extract_letter",
     "extract_window",
     "open_engine",
@@ -42,3 +50,11 @@ __all__ = [
     "save_episode",
     "window_times",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "evaluate":  # what it needs takes longer to import than all the rest
+        from paravt.evaluation import evaluate
+
+        return evaluate
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -211,7 +211,8 @@ class MessageChat:
     A forced prefix cannot be asked for. `frame_factor` is that of the served model.
     """
 
-    max_pixels = 50_176
+    max_pixels = 16_777_216
+    """What Qwen's processors take; the episode's own limit is far below."""
     takes_prefix = False
     end_id = None
     context_limit = None

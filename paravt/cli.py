@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from paravt import eval_cli
 from paravt.errors import EXIT_CODES, DataError, EngineError, ParaVTError
 
 app = typer.Typer(
@@ -27,6 +28,7 @@ lab = typer.Typer(no_args_is_help=True, help="A world of generated videos and a 
 app.add_typer(lab, name="lab")
 data = typer.Typer(no_args_is_help=True, help="Rows of training data.")
 app.add_typer(data, name="data")
+app.add_typer(eval_cli.app, name="eval")
 
 
 class DispatchMode(str, Enum):

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from paravt.chat import seconds, text_message, timestamp
 from paravt.episode_config import EpisodeConfig
 from paravt.prompts import fill
+from paravt.subtitles import subtitle_text
 from paravt.tools import CROP_VIDEO
 from paravt.turns import parse_turn
 from paravt.types import Crop, Frame, ImagePart, Message, Part, Sample, TextPart, ToolCall, Turn, Window
@@ -59,6 +60,13 @@ def timestamped(frames: Sequence[Frame]) -> Iterator[Part]:
         yield ImagePart(frame)
 
 
+def spoken(scene: Scene) -> list[str]:
+    """The subtitles at the overview's frames, as the text that stands before the question; [] if there are none.
+    Raises VideoError if the sample's file of subtitles cannot be read."""
+    text = subtitle_text(scene.sample, [frame.time for frame in scene.overview])
+    return [scene.clean(text)] if text else []
+
+
 def lettered(scene: Scene) -> list[str]:
     """The options, each with its letter."""
     return [f"{letter}. {scene.clean(text)}" for letter, text in zip(LETTERS, scene.sample.options, strict=False)]
@@ -67,7 +75,7 @@ def lettered(scene: Scene) -> list[str]:
 def _first(scene: Scene) -> Opening:
     prompts, sample, dispatch = scene.config.prompts, scene.sample, scene.config.dispatch
     system = {"parallel": prompts.system, "sequential": prompts.system_sequential, "none": prompts.system_direct}
-    lines = [fill(prompts.question, question=scene.clean(sample.question)), *lettered(scene)]
+    lines = [*spoken(scene), fill(prompts.question, question=scene.clean(sample.question)), *lettered(scene)]
     if sample.options:
         lines.append(prompts.choice)
     elif sample.type == "temporal":

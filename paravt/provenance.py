@@ -13,6 +13,8 @@ from typing import IO
 from paravt.errors import RecipeError
 from paravt.files import write_whole
 
+_MOST = 120
+"""Characters of a setting in a message: prompts are settings, too."""
 _PACKAGES = ("paravt", "torch", "transformers", "av", "numpy")
 
 
@@ -45,9 +47,13 @@ def claim_run(out: Path, recipe: str) -> IO[str]:
         elif made.read_text(encoding="utf-8") != recipe + "\n":
             raise RecipeError(f"{out}: holds a run of another recipe{_difference(made, recipe)}; choose another --out")
         write_whole(out / "versions.json", json.dumps(provenance(), indent=1) + "\n")
-        return lock
+    except RecipeError:
+        lock.close()
+        raise
     except OSError as error:
+        lock.close()
         raise RecipeError(f"{out}: cannot be written to: {error.strerror or error}") from error
+    return lock
 
 
 def _difference(made: Path, recipe: str) -> str:
@@ -63,7 +69,12 @@ def _difference(made: Path, recipe: str) -> str:
             return ""
         where.append(key)
         old, new = old.get(key), new.get(key)
-    return f" ({'.'.join(where)}: {json.dumps(old)}, now {json.dumps(new)})"
+    return f" ({'.'.join(where)}: {_short(old)}, now {_short(new)})"
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _MOST else text[:_MOST] + "..."
 
 
 def lock_directory(out: Path) -> IO[str]:

@@ -122,7 +122,7 @@ def accuracy(sample: Sample, answer: str | None) -> Score:
 def _choice(sample: Sample, gold: str, answer: str | None) -> Score:
     # without a list, the options are a part of the question's text: any of the usual letters may be meant
     options = sample.options or ("",) * max(8, ord(gold[0].upper()) - ord("A") + 1 if gold[0].isascii() else 8)
-    right = _gold_letter(gold, options)
+    right = gold_letter(gold, options)
     if right is None:
         return Score.unscored(f"sample {sample.id}: the reference answer {gold[:60]!r} is not one of the options")
     if answer is None or not answer.strip():
@@ -133,7 +133,7 @@ def _choice(sample: Sample, gold: str, answer: str | None) -> Score:
     return Score(float(letter == right), letter, f"{letter}, right is {right}")
 
 
-def _gold_letter(gold: str, options: Sequence[str]) -> str | None:
+def gold_letter(gold: str, options: Sequence[str]) -> str | None:
     """The letter of a reference answer: given as such, or as the text of exactly one option."""
     letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: len(options)]
     bare = re.fullmatch(r"\(?([A-Za-z])[.):]?", gold)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from paravt.engines.base import Prompt
 from paravt.types import Message, TextPart
+
+DROPPED = "\0dropped"
+"""An answer whose connection breaks off in the middle of it."""
 
 
 class Server:
@@ -22,7 +26,7 @@ class Server:
         self.models = ["served"]
         self.models_body: bytes | None = None
         self.answers: list[Any] = []
-        """Each a text, a status code, a whole message, or the bytes of a body."""
+        """Each a text, a status code, a whole message, the bytes of a body, or DROPPED."""
         self.delay = 0.0
         self.running = self.most_running = 0
         app = FastAPI()
@@ -45,6 +49,8 @@ class Server:
             answer = self.answers.pop(0) if self.answers else self.default(body)
             if isinstance(answer, int):
                 return JSONResponse({"error": {"message": f"told to fail with {answer}"}}, status_code=answer)
+            if answer == DROPPED:
+                return StreamingResponse(_broken())
             if isinstance(answer, bytes):
                 return Response(answer, media_type="text/html" if answer.startswith(b"<") else "application/json")
             message = answer if isinstance(answer, dict) else {"content": answer}
@@ -55,7 +61,7 @@ class Server:
                 "usage": {"prompt_tokens": 100, "completion_tokens": 7, "total_tokens": 107},
             }  # fmt: skip
 
-        self._server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
+        self._server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical"))
         self._thread = threading.Thread(target=self._server.run, daemon=True)
 
     def default(self, body: dict[str, Any]) -> str | int:
@@ -73,6 +79,11 @@ class Server:
     def stop(self) -> None:
         self._server.should_exit = True
         self._thread.join()
+
+
+async def _broken() -> AsyncIterator[bytes]:
+    yield b'{"id": '
+    raise ConnectionError("told to break off")
 
 
 def prompt(text: str = "q") -> Prompt:

@@ -256,7 +256,7 @@ _ALL = (
         },
         placeholders={**_USER, "last": ("form",)},
         fixed=_FRAMES,
-        budgets={**_LONG, "frame_budget": 16, "max_turns": 3, "crop_max_frames": 8, "max_pixels": 200_704},
+        budgets={**_LONG, "frame_budget": 16, "max_turns": 3, "crop_max_frames": 8, "max_pixels": 448 * 252},
         protocol=conan,
     ),
 )

@@ -17,6 +17,9 @@ def read_prompt(name: str) -> str:
 QWEN_TOOLS = read_prompt("tools_qwen")
 """What the chat templates of the Qwen family write into the system turn when they are given tools."""
 
+SUBTITLES = read_prompt("subtitles")
+"""What stands before a question that is asked with subtitles; `$lines` are theirs."""
+
 _PLACEHOLDERS = {"question": ("question",), "crop": ("start", "end", "question"), "tools": ("schemas",)}
 
 

@@ -36,7 +36,7 @@ def plot_bands(panels: Mapping[str, Mapping[str, Band]], x: str, *, log_x: bool 
         label: handle for axis in figure.axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
     }
     if handles:
-        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6, fontsize="small")
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2 * columns, fontsize="small")
     return _png(figure)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from paravt.chat import text_message
 from paravt.episode_config import EpisodeConfig
 from paravt.prompts import fill, read_prompt
-from paravt.protocol import Opening, Scene, lettered, timestamped
+from paravt.protocol import Opening, Scene, lettered, spoken, timestamped
 from paravt.spans import structural_spans
 from paravt.types import Crop, Message, Part, TextPart
 
@@ -31,7 +31,7 @@ def opening(
 ) -> Opening:
     """A system turn, if there is a text for it, and a turn of the user: frames (each after its time, unless they are
     given), what is said in them, and the text `user`. `options` is a line before the options."""
-    lines = [scene.clean(scene.sample.question)]
+    lines = [*spoken(scene), scene.clean(scene.sample.question)]
     if scene.sample.options:
         lines += [line for line in (options,) if line] + lettered(scene)
     video = scene.clean(os.path.basename(scene.sample.video))

@@ -17,7 +17,7 @@ from paravt.engines.base import Engine
 from paravt.lab.questions import question, true_reports
 from paravt.lab.world import WorldReader
 from paravt.metrics import mean
-from paravt.rewards import format_strict
+from paravt.rewards import accuracy, format_strict
 from paravt.types import Dispatch, Episode
 
 _CONCURRENT = 8
@@ -55,7 +55,7 @@ def score(episodes: Sequence[Episode]) -> LabScore:
     scored = [episode for episode in episodes if episode.scored]
     return LabScore(
         dispatch=episodes[0].dispatch,
-        accuracy=mean([episode.answer == episode.sample.answer for episode in scored]),
+        accuracy=mean(accuracy(episode.sample, episode.answer).value for episode in scored),
         strict=mean(format_strict(episode) for episode in scored),
         tool_calls=mean([episode.tool_calls for episode in scored]),
         true_reports=mean(true_reports(episode) for episode in scored),

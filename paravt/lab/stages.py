@@ -126,7 +126,7 @@ class _Planner:
 
     def model(self, name: str) -> Stage:
         made = self.suite.models[name]
-        changes = [*made.set, "threads=1"]
+        changes = [*made.set]  # models are few and made first: their recipes may use threads of their own
         parent = None if made.start is None else self.model(made.start)
         if parent is not None:
             changes.append(f"model={_flow({'kind': 'pretrained', 'path': parent.model, 'dtype': 'float32'})}")

@@ -149,7 +149,8 @@ def _listing(asked: Question, seen: Sequence[str | None]) -> str:
     for (start, end), glyph in zip(asked.ranges, seen, strict=True):
         mark = "" if len(asked.glyphs) != 1 else " yes" if glyph in asked.glyphs else " no"
         parts.append(f"{start} to {end} {glyph or 'nothing'}{mark}")
-    return "<think>\n" + ", ".join(parts) + "."
+    named = f"For {asked.glyphs[0]}: " if len(asked.glyphs) == 1 else ""
+    return "<think>\n" + named + ", ".join(parts) + "."
 
 
 def _ending(asked: Question, seen: Sequence[str | None], draw: random.Random, manner: Manner) -> str:

@@ -16,7 +16,7 @@ from rich.text import Text
 from paravt.errors import DataError
 
 if TYPE_CHECKING:
-    from paravt.bench.evaluate import Shard
+    from paravt.bench.loaded import Shard
     from paravt.bench.modes import Mode
     from paravt.bench.summary import Summary
     from paravt.bench.tables import Table
@@ -220,7 +220,7 @@ def _budgets(text: str) -> list[int]:
 
 
 def _shard(text: str) -> Shard:
-    from paravt.bench.evaluate import Shard
+    from paravt.bench.loaded import Shard
 
     number, slash, of = text.partition("/")
     if not slash or not (number.isascii() and number.isdigit() and of.isascii() and of.isdigit()):

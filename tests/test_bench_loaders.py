@@ -24,9 +24,9 @@ from fastapi.responses import JSONResponse, Response
 from huggingface_hub import constants
 
 from paravt.bench import files
-from paravt.bench.base import Loaded, missing_videos
 from paravt.bench.benchmarks import BENCHMARKS, PAPER
 from paravt.bench.charades import as_written
+from paravt.bench.loaded import Loaded
 from paravt.bench.mmvu import _DISCIPLINE_OF
 from paravt.bench.own import load_own
 from paravt.bench.rows import split_options, without_labels
@@ -201,18 +201,18 @@ def test_times_are_what_was_written() -> None:
 
 def test_missing_videos_are_a_table_and_a_list(tmp_path: Path) -> None:
     loaded = BENCHMARKS["videomme"].load(bench_data.videomme(tmp_path / "a"))
-    assert not missing_videos([loaded])
+    assert not loaded.missing_folders()
     gone = tmp_path / "a" / "data" / "-x.Y2.mp4"
     gone.unlink()
     (tmp_path / "a" / "videos_chunked_01.zip").write_bytes(b"PK")
     cut = BENCHMARKS["videomme"].load(tmp_path / "a")
     other = BENCHMARKS["mmvu"].load(bench_data.mmvu(tmp_path / "b"))
-    found = missing_videos([cut, other])
-    assert [(row.bench, row.folder, row.videos, row.missing, row.questions) for row in found.rows] == [
+    found = [(one.name, row) for one in (cut, other) for row in one.missing_folders()]
+    assert [(name, row.folder, row.videos, row.missing, row.questions) for name, row in found] == [
         ("videomme", str(tmp_path / "a" / "data"), 2, 1, 3),
         ("mmvu", str(tmp_path / "b" / "videos" / "Dentistry"), 1, 1, 1),
     ]
-    assert found.videos[0] == ("videomme", str(gone), "no such file (1 archives here are to be unpacked)")
+    assert faults(cut, "video") == [(str(gone), "no such file (1 archives here are to be unpacked)")]
     assert [sample.id for sample in cut.playable] == ["videomme/001-1", "videomme/001-2", "videomme/001-3"]
 
 
@@ -221,7 +221,7 @@ def test_missing_videos_are_counted_where_the_others_are(tmp_path: Path) -> None
     (tmp_path / "part_1").mkdir()
     (tmp_path / "o_1.mp4").rename(tmp_path / "part_1" / "o_1.mp4")
     (tmp_path / "c_1.mp4").unlink()
-    (row,) = missing_videos([BENCHMARKS["mlvu"].load(tmp_path)]).rows
+    (row,) = BENCHMARKS["mlvu"].load(tmp_path).missing_folders()
     assert (row.folder, row.videos, row.missing, row.questions) == (str(tmp_path / "part_1"), 2, 1, 5)
 
 

@@ -19,14 +19,14 @@ from conftest import CASES
 from rich.console import Console
 
 from paravt.bench.compare import compare
-from paravt.bench.evaluate import Asked, Plan, Shard, prepare, run_evaluation
+from paravt.bench.evaluate import Plan, run_evaluation
 from paravt.bench.identity import fingerprint, served_model
-from paravt.bench.loaded import Fault, Loaded
+from paravt.bench.loaded import Fault, Loaded, Shard
 from paravt.bench.merge import merge_runs
 from paravt.bench.modes import MODES, run_sample
 from paravt.bench.report import write_report
-from paravt.bench.results import read_run
-from paravt.bench.runner import Job, Place, Played, run_jobs
+from paravt.bench.results import Result, read_run
+from paravt.bench.runner import Job, Place, run_jobs
 from paravt.bench.summary import Summary, summarise
 from paravt.chat import MessageChat
 from paravt.engines.base import Completion, Prompt, Sampling
@@ -70,8 +70,8 @@ def samples(count: int, videos: Sequence[str] = (VIDEO,)) -> tuple[Sample, ...]:
     )
 
 
-def asked(rows: Sequence[Sample], shard: Shard | None = None) -> Asked:
-    return prepare(Loaded("mine", "here", tuple(rows)), "mine", shard=shard)
+def asked(rows: Sequence[Sample], shard: Shard | None = None) -> Loaded:
+    return Loaded("mine", "here", tuple(rows)).part(shard)
 
 
 def play(
@@ -198,7 +198,7 @@ def test_missing_videos_are_left_out_and_said(tmp_path: Path) -> None:
     loaded = Loaded("mine", "here", rows, (Fault("video", "gone.mp4", "no such file"),))
     engine = Answerer()
     plan = Plan(DIRECT, served_model("m"), DIRECT.config(frame_budget=1))
-    run = run_evaluation([prepare(loaded, "mine")], plan, [Place("here", engine)], FrameReader(), tmp_path, QUIET)
+    run = run_evaluation([loaded], plan, [Place("here", engine)], FrameReader(), tmp_path, QUIET)
     summary = asyncio.run(run)
     assert engine.asked == {"q0": 1, "q2": 1}
     assert (summary.played, summary.unplayed, summary.benches[0].faults) == (2, 1, {"video": 1})
@@ -217,17 +217,17 @@ def test_a_dead_place_costs_no_row() -> None:
         return await run_sample(sample, engine, DIRECT, DIRECT.config(frame_budget=1), reader=reader)
 
     reader = FrameReader()
-    done: list[Played] = []
+    done: list[Result] = []
     jobs = [Job("b", sample) for sample in samples(60)]
     asyncio.run(run_jobs(jobs, [Place("dead", dead), Place("good", good)], player, done.append, concurrency=2))
-    assert sorted(played.job.sample.id for played in done) == sorted(f"s{n}" for n in range(60))
+    assert sorted(played.episode.sample.id for played in done) == sorted(f"s{n}" for n in range(60))
     assert all(played.episode.scored and played.place == "good" for played in done)
     assert asked_of[id(dead)] < 12
 
 
 def test_if_nothing_answers_the_run_stops_and_leaves_the_rest() -> None:
     dead = Answerer(lambda question: EngineError("no route to host"))
-    played: list[Played] = []
+    played: list[Result] = []
 
     async def player(sample: Sample, engine: Any) -> Episode:
         return await run_sample(sample, engine, DIRECT, DIRECT.config(frame_budget=1), reader=FrameReader())
@@ -286,9 +286,8 @@ def test_reports_escape_what_models_and_files_say(tmp_path: Path) -> None:
 
 
 def test_published_rows_stand_beside_ours_and_are_marked(tmp_path: Path) -> None:
-    loaded = Loaded("mlvu", "here", samples(4))
     plan = Plan(DIRECT, served_model("m"), DIRECT.config(frame_budget=1))
-    bench = prepare(loaded, "MLVU", ("kind",), "kind")
+    bench = Loaded("mlvu", "here", samples(4), (), "MLVU", ("kind",), "kind")
     asyncio.run(run_evaluation([bench], plan, [Place("here", Answerer())], FrameReader(), tmp_path, QUIET))
     write_report([tmp_path], tmp_path)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")

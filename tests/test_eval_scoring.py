@@ -18,7 +18,8 @@ from conftest import CASES
 
 from paravt.bench.compare import compare
 from paravt.bench.intervals import bootstrap, mcnemar, share_interval
-from paravt.bench.results import Bench, Result, Run, recipe_hash
+from paravt.bench.loaded import Loaded
+from paravt.bench.results import Result, Run
 from paravt.bench.scoring import verdict
 from paravt.bench.summary import summarise
 from paravt.bench.tables import with_interval
@@ -37,12 +38,11 @@ def episode(sample: Sample, answer: str | None, *errors: EpisodeError) -> Episod
     return Episode(sample, 8, "parallel", Trace("main", "main"), (), (), answer, errors=errors)
 
 
-def run(*episodes: Episode, bench: Bench | None = None, grades: Mapping[str, Score] | None = None) -> Run:
-    config = recipe_hash(RECIPE)
-    samples = {("b", one.sample.id): one.sample for one in episodes}
-    results = {("b", one.sample.id): Result("b", config, 1, "here", one) for one in episodes}
+def run(*episodes: Episode, bench: Loaded | None = None, grades: Mapping[str, Score] | None = None) -> Run:
+    loaded = replace(bench or Loaded("b", "", ()), samples=tuple(one.sample for one in episodes))
+    results = {("b", one.sample.id): Result("b", 1, "here", one) for one in episodes}
     known = {("b", id): grade for id, grade in (grades or {}).items()}
-    return Run(Path("run"), RECIPE, {"b": bench or Bench("b", "B")}, samples, results, known, grades is not None)
+    return Run(Path("run"), RECIPE, {"b": loaded}, results, known, grades is not None)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_breakdowns_compare_names_and_lists_count_for_each_entry() -> None:
         episode(choice("2", task="reorder", skills=["b"]), "C"),
         episode(choice("3", task="order", skills=None), "B"),
     ]
-    bench = Bench("b", "B", breakdown=("task", "skills"), macro="task")
+    bench = Loaded("b", "", (), breakdown=("task", "skills"), macro="task")
     (block,) = summarise(run(*rows, bench=bench)).benches[0].blocks
     tasks = block.breakdowns["task"]
     assert {name: (part.rows, part.accuracy) for name, part in tasks.parts.items()} == {

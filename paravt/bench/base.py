@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Literal
 
 from paravt.bench.files import Files, download_tables, find_tables
-from paravt.bench.loaded import Fault, FaultKind, Loaded, MissingRow, MissingVideos, missing_videos
+from paravt.bench.loaded import Fault, Loaded
 from paravt.bench.resolve import Resolver
 from paravt.bench.rows import BadRow, Item, Question, read_items
 from paravt.errors import DataError
-
-__all__ = ["Benchmark", "Fault", "FaultKind", "Loaded", "Metric", "MissingRow", "MissingVideos", "missing_videos"]
 
 Metric = Literal["choice", "temporal"]
 """choice: accuracy of option letters (rows with free answers are counted apart); temporal: mIoU and R@IoU."""
@@ -96,4 +94,5 @@ class Benchmark:
             for have, want, what in sizes
             if want is not None and have != want
         ]
-        return Loaded(self.name, name, tuple(resolver.samples.values()), (*cut, *faults))
+        samples = tuple(resolver.samples.values())
+        return Loaded(self.name, name, samples, (*cut, *faults), self.title, self.breakdown, self.macro)

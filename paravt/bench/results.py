@@ -15,14 +15,15 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from paravt.bench.loaded import Fault
+from paravt.bench.loaded import Fault, Loaded
 from paravt.episodes import episode_from_dict, episode_to_dict
 from paravt.errors import DataError
 from paravt.files import write_whole
@@ -33,25 +34,10 @@ Key = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Bench:
-    """What a run knows about a benchmark beside its samples."""
-
-    name: str
-    title: str
-    source: str = ""
-    breakdown: tuple[str, ...] | None = None
-    """Keys of metadata; None: all that sort the samples into a few kinds."""
-    macro: str | None = None
-    faults: tuple[Fault, ...] = ()
-
-
-@dataclass(frozen=True)
 class Result:
     """One attempt at one question. Its episode has texts, times and counts, but no token ids."""
 
     bench: str
-    config: str
-    """The hash of the configuration that it was played with."""
     tries: int
     """Attempts in the process that played it, this one included."""
     place: str
@@ -69,8 +55,7 @@ class Run:
 
     path: Path
     recipe: Mapping[str, Any]
-    benches: Mapping[str, Bench]
-    samples: Mapping[Key, Sample]
+    benches: Mapping[str, Loaded]
     results: Mapping[Key, Result]
     """The one that counts for each sample: the last that did not fail, or else the last."""
     grades: Mapping[Key, Score]
@@ -83,9 +68,14 @@ class Run:
     def config(self) -> str:
         return recipe_hash(self.recipe)
 
-    def of(self, bench: str) -> list[Result]:
+    @cached_property
+    def samples(self) -> dict[Key, Sample]:
+        return {(bench.name, sample.id): sample for bench in self.benches.values() for sample in bench.samples}
+
+    def of(self, bench: Loaded) -> list[Result]:
         """The results of a benchmark, in the order of its samples."""
-        return [self.results[key] for key in self.samples if key[0] == bench and key in self.results]
+        keys = [(bench.name, sample.id) for sample in bench.samples]
+        return [self.results[key] for key in keys if key in self.results]
 
     def grade(self, result: Result) -> Score | None:
         if not self.judged:
@@ -114,12 +104,14 @@ def question_hash(sample: Sample) -> str:
 
 
 class RowsFile:
-    """`rows.jsonl`, open for appending; a context manager. A line that was cut off is removed at first.
+    """`rows.jsonl`, open for appending rows of one configuration (its hash); a context manager. A line that was cut off
+    is removed at first.
 
     Raises OSError where nothing can be written; what was there before is then as it was.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, config: str) -> None:
+        self._config = config
         self._file = path.open("ab", buffering=0)
         self.cut = _cut_last_line(path)
 
@@ -132,7 +124,7 @@ class RowsFile:
         self._file.close()
 
     def add(self, result: Result) -> None:
-        line = json.dumps(_result_to_dict(result), ensure_ascii=True) + "\n"
+        line = json.dumps(_result_to_dict(result, self._config)) + "\n"
         _append(self._file.fileno(), self._file.name, line.encode())
 
 
@@ -165,7 +157,7 @@ def _cut_last_line(path: Path) -> int:
         return end - at
 
 
-def _result_to_dict(result: Result) -> dict[str, Any]:
+def _result_to_dict(result: Result, config: str) -> dict[str, Any]:
     episode = result.episode
     slim = replace(
         episode,
@@ -175,7 +167,7 @@ def _result_to_dict(result: Result) -> dict[str, Any]:
     )
     row = episode_to_dict(slim)
     row["sample"] = {"id": episode.sample.id, "asked": question_hash(episode.sample)}
-    return {"bench": result.bench, "config": result.config, "tries": result.tries, "place": result.place} | row
+    return {"bench": result.bench, "config": config, "tries": result.tries, "place": result.place} | row
 
 
 def _slim(trace: Trace) -> Trace:
@@ -187,21 +179,15 @@ def _slim(trace: Trace) -> Trace:
     return replace(trace, segments=tuple(map(segment, trace.segments)))
 
 
-def write_samples(out: Path, benches: Iterable[Bench], samples: Mapping[str, Sequence[Sample]]) -> None:
-    """Write down what a run is about. Benchmarks that the directory knew before, and that are not named now, stay.
-
-    Raises OSError.
-    """
+def write_benches(out: Path, benches: Iterable[Loaded]) -> None:
+    """Write down what a run is about: `samples.jsonl` and `benches.json`. Benchmarks that the directory knew before,
+    and that are not named now, stay. Raises OSError."""
     known = read_benches(out) if (out / "benches.json").exists() else {}
-    rows = [row for key, row in sample_rows(out) if key[0] not in samples]
-    rows += [{"bench": name, **asdict(sample)} for name, asked in samples.items() for sample in asked]
-    write_about(out, {**known, **{bench.name: bench for bench in benches}}.values(), rows)
-
-
-def write_about(out: Path, benches: Iterable[Bench], samples: Iterable[Mapping[str, Any]]) -> None:
-    """`benches.json` and `samples.jsonl`, the latter from its lines. Raises OSError."""
-    write_whole(out / "samples.jsonl", "".join(f"{json.dumps(row)}\n" for row in samples))
-    write_whole(out / "benches.json", json.dumps([asdict(bench) for bench in benches], indent=1) + "\n")
+    known |= {bench.name: bench for bench in benches}
+    rows = [{"bench": bench.name, **asdict(sample)} for bench in known.values() for sample in bench.samples]
+    write_whole(out / "samples.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
+    about = [asdict(replace(bench, samples=())) for bench in known.values()]
+    write_whole(out / "benches.json", json.dumps(about, indent=1) + "\n")
 
 
 def add_grade(out: Path, key: Key, answer: str, reference: str, judge: str, grade: Score) -> None:
@@ -223,22 +209,22 @@ def read_run(path: str | Path) -> Run:
     out = Path(path)
     if not (out / "recipe.json").is_file() or not (out / "benches.json").is_file():
         raise DataError(f"{out}: not the directory of an evaluation (no recipe.json and benches.json in it)")
-    recipe = _read_recipe(out / "recipe.json")
-    samples = read_run_samples(out)
-    asked = {key: question_hash(sample) for key, sample in samples.items()}
+    recipe, benches = _read_recipe(out / "recipe.json"), read_benches(out)
+    asked = {(bench.name, sample.id): sample for bench in benches.values() for sample in bench.samples}
+    hashes = {key: question_hash(sample) for key, sample in asked.items()}
     config = recipe_hash(recipe)
     results: dict[Key, Result] = {}
     strangers = 0
-    for result_row in read_rows(out / "rows.jsonl"):
-        key = result_row["bench"], result_row["sample"]["id"]
-        if key not in samples or result_row["config"] != config or result_row["sample"]["asked"] != asked[key]:
+    for row in read_rows(out / "rows.jsonl"):
+        key = row["bench"], row["sample"]["id"]
+        if row["config"] != config or row["sample"]["asked"] != hashes.get(key):
             strangers += 1
             continue
-        result = result_from_row(result_row, samples[key])
+        result = _result_from_row(row, asked[key])
         if result.episode.scored or key not in results or not results[key].episode.scored:
             results[key] = result
     grades, judged = _read_grades(out, results)
-    return Run(out, recipe, read_benches(out), samples, results, grades, judged, strangers)
+    return Run(out, recipe, benches, results, grades, judged, strangers)
 
 
 def _read_recipe(path: Path) -> Mapping[str, Any]:
@@ -282,42 +268,33 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def result_from_row(row: Mapping[str, Any], sample: Sample) -> Result:
+def _result_from_row(row: Mapping[str, Any], sample: Sample) -> Result:
     """Raises DataError."""
-    names = ("bench", "config", "tries", "place")
-    values = {name: row[name] for name in names}
     plain = {"id": "", "video": "", "question": "", "options": []}
     try:
         episode = episode_from_dict({**row, "sample": plain})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"the row of {row['bench']} {sample.id} is no episode: {error}") from error
-    return Result(**values, episode=replace(episode, sample=sample))
+    return Result(row["bench"], row["tries"], row["place"], replace(episode, sample=sample))
 
 
-def read_benches(out: Path) -> dict[str, Bench]:
+def read_benches(out: Path) -> dict[str, Loaded]:
+    """The benchmarks of a run, by their names, with their samples."""
+    samples: dict[str, list[Sample]] = {}
+    for row in read_rows(out / "samples.jsonl"):
+        values = {name: value for name, value in row.items() if name != "bench"}
+        samples.setdefault(row["bench"], []).append(Sample(**{**values, "options": tuple(row["options"])}))
     rows = _json((out / "benches.json").read_text(encoding="utf-8"), out / "benches.json")
     benches = [
-        Bench(**{
+        Loaded(**{
             **row,
-            "breakdown": None if row["breakdown"] is None else tuple(row["breakdown"]),
+            "samples": tuple(samples.get(row["name"], ())),
             "faults": tuple(Fault(**fault) for fault in row["faults"]),
+            "breakdown": None if row["breakdown"] is None else tuple(row["breakdown"]),
         })
         for row in rows
     ]  # fmt: skip
     return {bench.name: bench for bench in benches}
-
-
-def read_run_samples(out: Path) -> dict[Key, Sample]:
-    samples = {}
-    for key, row in sample_rows(out):
-        values = {name: value for name, value in row.items() if name != "bench"}
-        samples[key] = Sample(**{**values, "options": tuple(row["options"])})
-    return samples
-
-
-def sample_rows(out: Path) -> Iterator[tuple[Key, dict[str, Any]]]:
-    for row in read_rows(out / "samples.jsonl"):
-        yield (row["bench"], row["id"]), row
 
 
 def _read_grades(out: Path, results: Mapping[Key, Result]) -> tuple[dict[Key, Score], bool]:

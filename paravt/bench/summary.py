@@ -15,7 +15,8 @@ from pathlib import Path
 from statistics import fmean, median
 
 from paravt.bench.intervals import Interval, share_interval
-from paravt.bench.results import Bench, Key, Result, Run
+from paravt.bench.loaded import Loaded
+from paravt.bench.results import Key, Result, Run
 from paravt.bench.scoring import Outcome, Verdict, verdict
 from paravt.files import write_whole
 from paravt.rewards import format_strict
@@ -180,13 +181,12 @@ def write_summary(summary: Summary, path: Path) -> None:
     write_whole(path, json.dumps(asdict(summary), indent=1) + "\n")
 
 
-def _bench(run: Run, bench: Bench, found: Mapping[Key, Verdict]) -> BenchSummary:
-    samples = [sample for key, sample in run.samples.items() if key[0] == bench.name]
-    rows = [(result, found[result.key]) for result in run.of(bench.name)]
-    keys = bench.breakdown if bench.breakdown is not None else _found_keys(samples)
+def _bench(run: Run, bench: Loaded, found: Mapping[Key, Verdict]) -> BenchSummary:
+    rows = [(result, found[result.key]) for result in run.of(bench)]
+    keys = bench.breakdown if bench.breakdown is not None else _found_keys(bench.samples)
     blocks = []
     for kind in _TYPES:
-        asked = [sample for sample in samples if sample.type == kind]
+        asked = [sample for sample in bench.samples if sample.type == kind]
         if asked:
             mine = [(result, row) for result, row in rows if result.episode.sample.type == kind]
             measure = "judge" if kind == "open" and run.judged else _MEASURES[kind]
@@ -205,7 +205,7 @@ def _bench(run: Run, bench: Bench, found: Mapping[Key, Verdict]) -> BenchSummary
     )
 
 
-def _block(bench: Bench, kind: AnswerType, measure: str, asked: int, rows: Judged, keys: Sequence[str]) -> Block:
+def _block(bench: Loaded, kind: AnswerType, measure: str, asked: int, rows: Judged, keys: Sequence[str]) -> Block:
     graded = [(result, row) for result, row in rows if row.outcome != "no_gold"]
     played = [row for _, row in graded if row.outcome != "failed"]
     credits = [_credit(row) for _, row in graded]

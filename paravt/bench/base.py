@@ -8,16 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from paravt.bench.files import Files, download_tables, find_tables
 from paravt.bench.loaded import Fault, Loaded
 from paravt.bench.resolve import Resolver
 from paravt.bench.rows import BadRow, Item, Question, read_items
 from paravt.errors import DataError
-
-Metric = Literal["choice", "temporal"]
-"""choice: accuracy of option letters (rows with free answers are counted apart); temporal: mIoU and R@IoU."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +25,6 @@ class Benchmark:
     title: str
     """As in tables."""
     hub_id: str
-    split: str
-    metric: Metric
     rows: int
     """As published."""
     videos: int | None

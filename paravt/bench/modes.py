@@ -31,8 +31,6 @@ class Mode:
     """One way to evaluate a model."""
 
     name: str
-    title: str
-    """For tables and help texts, one line."""
     main: str
     """The field of `Prompts` that a prompt file replaces."""
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -134,20 +132,18 @@ _LONG = {"max_context_tokens": 65_536, "max_tokens": 4096, "force_answer": False
 _QWEN25 = _text("qwen25_system")
 
 _ALL = (
-    Mode("agentic", "our agent: crops side by side, reports of sub-agents", "system", fixed={"dispatch": "parallel"}),
+    Mode("agentic", "system", fixed={"dispatch": "parallel"}),
     Mode(
         "agentic_frames",
-        "crops side by side, whose frames come back",
         "system",
         prompts={"system": _text("agentic_frames")},
         fixed=_FRAMES,
         budgets={"max_context_tokens": 65_536},
     ),
-    Mode("sequential", "one crop in each turn", "system_sequential", fixed={"dispatch": "sequential"}),
-    Mode("reasoning", "reasons on the overview, then answers", "system_direct", fixed={"dispatch": "none"}),
+    Mode("sequential", "system_sequential", fixed={"dispatch": "sequential"}),
+    Mode("reasoning", "system_direct", fixed={"dispatch": "none"}),
     Mode(
         "direct",
-        "answers at once",
         "system_direct",
         prompts={"system_direct": _text("direct")},
         fixed={"dispatch": "none"},
@@ -156,7 +152,6 @@ _ALL = (
     ),
     Mode(
         "qwen3_vl",
-        "Qwen3-VL with a tool in its own format",
         "user",
         prompts={"user": _text("qwen3_vl")},
         fixed=_FRAMES,
@@ -165,7 +160,6 @@ _ALL = (
     ),
     Mode(
         "longvt",
-        "LongVT with its tool",
         "user",
         prompts={"user": _text("longvt"), "system": _QWEN25},
         fixed=_FRAMES,
@@ -175,7 +169,6 @@ _ALL = (
     ),
     Mode(
         "longvt_reasoning",
-        "LongVT without its tool",
         "system_direct",
         prompts={"system_direct": _text("longvt_reasoning")},
         fixed={"dispatch": "none"},
@@ -185,7 +178,6 @@ _ALL = (
     ),
     Mode(
         "video_r1",
-        "reasons with doubts, as Video-R1",
         "user",
         prompts={"user": _text("video_r1"), "system": _QWEN25},
         fixed={"dispatch": "none"},
@@ -194,7 +186,6 @@ _ALL = (
     ),
     Mode(
         "videozoomer",
-        "VideoZoomer: one <video_zoom> in each turn",
         "system",
         prompts={
             "system": _text("videozoomer"),
@@ -211,7 +202,6 @@ _ALL = (
     ),
     Mode(
         "conan",
-        "Conan: scores of frames and requests of clips",
         "user",
         prompts={
             "user": _text("conan"),

@@ -109,7 +109,7 @@ def test_counts_and_scores_of_a_benchmark() -> None:
     ]
     summary = summarise(run(*rows))
     (block,) = summary.benches[0].blocks
-    assert (block.asked, block.counts.rows, block.counts.graded) == (5, 5, 4)
+    assert (block.asked, block.counts.rows, block.counts.no_gold) == (5, 5, 1)
     counts = block.counts
     found = (counts.right, counts.wrong, counts.unparsable, counts.failed, counts.no_gold)
     assert found == (1, 1, 1, 1, 1)
@@ -151,12 +151,12 @@ def test_breakdowns_compare_names_and_lists_count_for_each_entry() -> None:
     bench = Loaded("b", "", (), breakdown=("task", "skills"), macro="task")
     (block,) = summarise(run(*rows, bench=bench)).benches[0].blocks
     tasks = block.breakdowns["task"]
-    assert {name: (part.rows, part.accuracy) for name, part in tasks.parts.items()} == {
+    assert {name: (part.rows, part.accuracy) for name, part in tasks.items()} == {
         "order": (2, 1),
         "reorder": (1, 0),
     }
     assert (block.macro, block.accuracy) == (0.5, pytest.approx(2 / 3))
-    skills = block.breakdowns["skills"].parts
+    skills = block.breakdowns["skills"]
     assert {name: (part.rows, part.accuracy) for name, part in skills.items()} == {"a": (1, 1), "b": (2, 0.5)}
 
 

@@ -102,7 +102,6 @@ def reply(episode: Episode, turn: int = 0) -> str:
 
 @pytest.mark.parametrize("name", MODES)
 async def test_every_mode_asks_and_understands_the_answer(tiny: QwenVL, name: str) -> None:
-    mode = MODES[name]
     episode = await play(tiny, name, TURNS[name])
     assert (episode.errors, episode.end, episode.forced) == ((), "answered", False)
     assert accuracy(SAMPLE, episode.answer).value == 1.0

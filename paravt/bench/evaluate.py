@@ -15,8 +15,8 @@ from paravt.bench.identity import recipe
 from paravt.bench.loaded import Loaded
 from paravt.bench.modes import Mode, run_sample
 from paravt.bench.progress import RunProgress
-from paravt.bench.results import Result, RowsFile, read_run, recipe_hash, recipe_text, write_benches
-from paravt.bench.runner import Job, Place, Play, run_jobs
+from paravt.bench.results import Result, add_result, cut_last_line, read_run, recipe_text, write_benches
+from paravt.bench.runner import Job, Place, run_jobs
 from paravt.bench.scoring import verdict
 from paravt.bench.summary import Summary, summarise, write_summary
 from paravt.engines.base import Engine
@@ -56,49 +56,32 @@ async def run_evaluation(
     Raises RecipeError if `out` has a run of another configuration or is in use, OSError if it cannot be written to,
     EngineError if nothing succeeds any more.
     """
-    made = recipe(plan.mode, plan.model, plan.config)
-    with claim_run(out, recipe_text(made)):
+    with claim_run(out, recipe_text(recipe(plan.mode, plan.model, plan.config))):
         write_benches(out, asked)
-        with RowsFile(out / "rows.jsonl", recipe_hash(made)) as rows:
-            await _play(asked, plan, places, reader, out, console, rows)
+        cut = cut_last_line(out / "rows.jsonl")
+        run = read_run(out)
+        wanted = [Job(one.name, sample) for one in asked for sample in one.playable]
+        done = {key for key, result in run.results.items() if result.episode.scored}
+        jobs = [job for job in wanted if (job.bench, job.sample.id) not in done]
+        kept = len(wanted) - len(jobs)
+        if cut or kept or run.strangers:
+            also = f", {run.strangers} of other questions" if run.strangers else ""
+            console.print(Text(f"eval: {kept} of {len(wanted)} rows are there already{also}"), soft_wrap=True)
+        with RunProgress(console, len(wanted)) as progress:
+            for job in wanted:
+                if (job.bench, job.sample.id) in done:
+                    progress.add(verdict(run.results[job.bench, job.sample.id].episode), earlier=True)
+
+            async def play(sample: Sample, engine: Engine) -> Episode:
+                return await run_sample(sample, engine, plan.mode, plan.config, reader=reader)
+
+            def record(result: Result) -> None:
+                add_result(out, result, run.config)
+                progress.add(verdict(result.episode))
+
+            await run_jobs(jobs, places, play, record, concurrency=plan.concurrency, tries=plan.tries)
         if judge is not None:
             await grade_answers(out, judge, console)
         summary = summarise(read_run(out))
         write_summary(summary, out / "summary.json")
     return summary
-
-
-async def _play(
-    asked: Sequence[Loaded],
-    plan: Plan,
-    places: Sequence[Place],
-    reader: FrameSource,
-    out: Path,
-    console: Console,
-    rows: RowsFile,
-) -> None:
-    run = read_run(out)
-    wanted = [Job(one.name, sample) for one in asked for sample in one.playable]
-    done = {key for key, result in run.results.items() if result.episode.scored}
-    jobs = [job for job in wanted if (job.bench, job.sample.id) not in done]
-    kept = len(wanted) - len(jobs)
-    if rows.cut or kept or run.strangers:
-        also = f", {run.strangers} of other questions" if run.strangers else ""
-        console.print(Text(f"eval: {kept} of {len(wanted)} rows are there already{also}"), soft_wrap=True)
-    with RunProgress(console, len(wanted)) as progress:
-        for job in wanted:
-            if (job.bench, job.sample.id) in done:
-                progress.add(verdict(run.results[job.bench, job.sample.id].episode), earlier=True)
-
-        def record(result: Result) -> None:
-            rows.add(result)
-            progress.add(verdict(result.episode))
-
-        await run_jobs(jobs, places, _player(plan, reader), record, concurrency=plan.concurrency, tries=plan.tries)
-
-
-def _player(plan: Plan, reader: FrameSource) -> Play:
-    async def play(sample: Sample, engine: Engine) -> Episode:
-        return await run_sample(sample, engine, plan.mode, plan.config, reader=reader)
-
-    return play

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
+from mmap import mmap
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from paravt.bench.loaded import Fault, Loaded
@@ -103,58 +103,33 @@ def question_hash(sample: Sample) -> str:
 # ---------------------------------------------------------------------------------------------------- writing
 
 
-class RowsFile:
-    """`rows.jsonl`, open for appending rows of one configuration (its hash); a context manager. A line that was cut off
-    is removed at first.
-
-    Raises OSError where nothing can be written; what was there before is then as it was.
-    """
-
-    def __init__(self, path: Path, config: str) -> None:
-        self._config = config
-        self._file = path.open("ab", buffering=0)
-        self.cut = _cut_last_line(path)
-
-    def __enter__(self) -> RowsFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._file.close()
-
-    def add(self, result: Result) -> None:
-        line = json.dumps(_result_to_dict(result, self._config)) + "\n"
-        _append(self._file.fileno(), self._file.name, line.encode())
+def add_result(out: Path, result: Result, config: str) -> None:
+    """`config` is the hash of the configuration. Raises OSError."""
+    _append(out / "rows.jsonl", _result_to_dict(result, config))
 
 
-def _append(handle: int, name: str, data: bytes) -> None:
-    """All of it or nothing: a disk that fills up in the middle of a line leaves the file as it was."""
-    end = os.fstat(handle).st_size
-    done = 0
-    try:
-        while done < len(data):
-            done += os.write(handle, data[done:])
-    except OSError as error:
-        os.ftruncate(handle, end)
-        raise OSError(error.errno, error.strerror, name) from error
+def _append(path: Path, row: Mapping[str, Any]) -> None:
+    """A line, all of it or nothing: a disk that fills up in the middle of it leaves the file as it was."""
+    line = (json.dumps(row) + "\n").encode()
+    with path.open("ab", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        try:
+            while line:
+                line = line[file.write(line) or 0 :]
+        except OSError as error:
+            file.truncate(end)
+            raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _cut_last_line(path: Path) -> int:
-    """Remove what follows the last line break; how many bytes that was."""
+def cut_last_line(path: Path) -> int:
+    """Remove what follows the last line break, if the file is there; how many bytes that was. Raises OSError."""
+    if not path.exists() or path.stat().st_size == 0:
+        return 0
     with path.open("r+b") as file:
-        end = at = file.seek(0, os.SEEK_END)
-        while at > 0:
-            start = max(0, at - 65_536)
-            file.seek(start)
-            found = file.read(at - start).rfind(b"\n")
-            if found >= 0:
-                at = start + found + 1
-                break
-            at = start
-        if at < end:
-            file.truncate(at)
-        return end - at
+        with mmap(file.fileno(), 0) as view:
+            size, end = len(view), view.rfind(b"\n") + 1
+        file.truncate(end)
+    return size - end
 
 
 def _result_to_dict(result: Result, config: str) -> dict[str, Any]:
@@ -192,13 +167,10 @@ def write_benches(out: Path, benches: Iterable[Loaded]) -> None:
 
 def add_grade(out: Path, key: Key, answer: str, reference: str, judge: str, grade: Score) -> None:
     """Raises OSError."""
-    row = {
+    _append(out / "grades.jsonl", {
         "bench": key[0], "id": key[1], "answer": answer, "reference": reference, "judge": judge, "value": grade.value,
         "explanation": grade.explanation,
-    }  # fmt: skip
-    with (out / "grades.jsonl").open("ab", buffering=0) as file:
-        _cut_last_line(out / "grades.jsonl")
-        _append(file.fileno(), file.name, (json.dumps(row) + "\n").encode())
+    })  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------- reading

@@ -14,6 +14,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from paravt.errors import DataError
+from paravt.terminal import printable, say
 
 if TYPE_CHECKING:
     from paravt.bench.loaded import Shard
@@ -113,7 +114,7 @@ def run(
         for one in too_many:
             first = next(bench.first_failure for bench in one.benches if bench.first_failure)
             failed = f"{one.failed} of {one.played} rows failed, more than {100 * max_failed:g} %"
-            _say(f"{one.run}: {failed}, the first with: {first}; the same command tries them again")
+            say(f"{one.run}: {failed}, the first with: {first}; the same command tries them again")
         raise typer.Exit(1)
 
 
@@ -128,8 +129,8 @@ def rescore(
     import asyncio
 
     from paravt.bench.grades import grade_answers
-    from paravt.bench.results import find_runs, read_run
-    from paravt.bench.summary import summarise, write_summary
+    from paravt.bench.results import find_runs
+    from paravt.bench.summary import sum_up
     from paravt.provenance import lock_directory
 
     grader = _judge(judge, judge_model)
@@ -138,9 +139,7 @@ def rescore(
         with lock_directory(path):
             if grader is not None:
                 asyncio.run(grade_answers(path, grader, Console(stderr=True)))
-            summary = summarise(read_run(path))
-            write_summary(summary, path / "summary.json")
-        summaries.append(summary)
+            summaries.append(sum_up(path))
     _show(summaries, as_json)
 
 
@@ -155,7 +154,6 @@ def compare(
     from paravt.bench.compare import compare as compare_runs
     from paravt.bench.results import read_run
     from paravt.bench.tables import comparison_table, flip_lines
-    from paravt.terminal import printable
 
     rows = compare_runs(read_run(one), read_run(other))
     if not rows:
@@ -195,11 +193,10 @@ def merge(
     """Join the shards of a run."""
     from paravt.bench.merge import merge_runs
     from paravt.bench.results import find_runs
-    from paravt.bench.summary import summarise, write_summary
+    from paravt.bench.summary import sum_up
 
-    summary = summarise(merge_runs(find_runs(runs), out))
-    write_summary(summary, out / "summary.json")
-    _show([summary], as_json)
+    merge_runs(find_runs(runs), out)
+    _show([sum_up(out)], as_json)
 
 
 def _names(text: str) -> list[str]:
@@ -259,7 +256,6 @@ def _show(summaries: list[Summary], as_json: bool) -> None:
 
 
 def _print(table: Table) -> None:
-    from paravt.terminal import printable
 
     shown = RichTable(box=None, pad_edge=False)
     for head in table.heads:
@@ -270,10 +266,3 @@ def _print(table: Table) -> None:
     if not console.is_terminal:  # a file has no width
         console = Console(width=max(200, 24 * len(table.heads)))
     console.print(shown)
-
-
-def _say(message: str) -> None:
-    from paravt.terminal import printable
-
-    message = " ".join(printable(message).split())
-    Console(stderr=True, soft_wrap=True).print(Text(f"paravt: {message}"))

@@ -72,7 +72,7 @@ def compare(one: Run, other: Run) -> list[Comparison]:
             for run in (one, other)
             for key in run.results
         )
-        rows = [(one.samples[key], *(found[key] for found in runs)) for key in keys]
+        rows = [(one.samples[key], runs[0][key], runs[1][key]) for key in keys]
         if (comparison := _compare(bench, kind, rows, alone)) is not None:
             out.append(comparison)
     return out
@@ -81,7 +81,11 @@ def compare(one: Run, other: Run) -> list[Comparison]:
 def _compare(
     bench: str, kind: AnswerType, rows: Sequence[tuple[Sample, Verdict, Verdict]], alone: int
 ) -> Comparison | None:
-    pairs = [row for row in rows if row[1].value is not None and row[2].value is not None]
+    pairs = [
+        (row, value, other)
+        for row in rows
+        if (value := row[1].value) is not None and (other := row[2].value) is not None
+    ]
     if not pairs:
         return None
     flips = tuple(
@@ -94,20 +98,19 @@ def _compare(
             other=second.answer,
             direction="gained" if second.outcome == "right" else "lost",
         )
-        for sample, first, second in pairs
+        for (sample, first, second), _, _ in pairs
         if (first.outcome == "right") != (second.outcome == "right")
     )
     gained = sum(flip.direction == "gained" for flip in flips)
-    scores, others = ([row[n].value or 0.0 for row in pairs] for n in (1, 2))
-    differences = [second - first for first, second in zip(scores, others, strict=True)]
+    differences = [other - value for _, value, other in pairs]
     return Comparison(
         bench=bench,
         type=kind,
         pairs=len(pairs),
-        one=fmean(scores),
-        other=fmean(others),
+        one=fmean(value for _, value, _ in pairs),
+        other=fmean(other for _, _, other in pairs),
         difference=fmean(differences),
-        interval=bootstrap(differences, [sample.video for sample, _, _ in pairs]),
+        interval=bootstrap(differences, [row[0].video for row, _, _ in pairs]),
         gained=gained,
         lost=len(flips) - gained,
         p=mcnemar(len(flips) - gained, gained),

@@ -18,7 +18,7 @@ from paravt.bench.progress import RunProgress
 from paravt.bench.results import Result, add_result, cut_last_line, read_run, recipe_text, write_benches
 from paravt.bench.runner import Job, Place, run_jobs
 from paravt.bench.scoring import verdict
-from paravt.bench.summary import Summary, summarise, write_summary
+from paravt.bench.summary import Summary, sum_up
 from paravt.engines.base import Engine
 from paravt.episode_config import EpisodeConfig
 from paravt.judge import Judge
@@ -82,6 +82,4 @@ async def run_evaluation(
             await run_jobs(jobs, places, play, record, concurrency=plan.concurrency, tries=plan.tries)
         if judge is not None:
             await grade_answers(out, judge, console)
-        summary = summarise(read_run(out))
-        write_summary(summary, out / "summary.json")
-    return summary
+        return sum_up(out)

@@ -24,11 +24,9 @@ async def grade_answers(out: Path, judge: Judge, console: Console) -> None:
         nonlocal failed
         sample, answer = result.episode.sample, result.episode.answer
         score = await judge.score(sample, answer)
-        if answer is None or sample.answer is None:
-            return
         failed += not score.scored
         # one without a value says that there was a judge at all
-        add_grade(out, result.key, answer, sample.answer, judge.model, score)
+        add_grade(out, result, judge.model, score)
 
     await asyncio.gather(*(grade(result) for result in waiting))
     cost = judge.cost

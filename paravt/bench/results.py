@@ -89,15 +89,18 @@ def recipe_text(recipe: Mapping[str, Any]) -> str:
 
 def recipe_hash(recipe: Mapping[str, Any]) -> str:
     """Names a configuration; the same on every machine."""
-    text = json.dumps(recipe, sort_keys=True, separators=(",", ":"))
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return _hash(recipe)
 
 
 def question_hash(sample: Sample) -> str:
     """Names what is asked: a row of a question that has changed since is not reused. Of files, their names."""
     files = [Path(path).name for path in (sample.video, str(sample.metadata.get("subtitles", "")))]
-    text = json.dumps([*files, sample.question, sample.options, sample.type])
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return _hash([*files, sample.question, sample.options, sample.type])
+
+
+def _hash(value: object) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 # ---------------------------------------------------------------------------------------------------- writing
@@ -161,15 +164,19 @@ def write_benches(out: Path, benches: Iterable[Loaded]) -> None:
     known |= {bench.name: bench for bench in benches}
     rows = [{"bench": bench.name, **asdict(sample)} for bench in known.values() for sample in bench.samples]
     write_whole(out / "samples.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
-    about = [asdict(replace(bench, samples=())) for bench in known.values()]
+    about = [
+        {name: value for name, value in asdict(replace(bench, samples=())).items() if name != "samples"}
+        for bench in known.values()
+    ]
     write_whole(out / "benches.json", json.dumps(about, indent=1) + "\n")
 
 
-def add_grade(out: Path, key: Key, answer: str, reference: str, judge: str, grade: Score) -> None:
+def add_grade(out: Path, result: Result, judge: str, grade: Score) -> None:
     """Raises OSError."""
+    sample, answer = result.episode.sample, result.episode.answer
     _append(out / "grades.jsonl", {
-        "bench": key[0], "id": key[1], "answer": answer, "reference": reference, "judge": judge, "value": grade.value,
-        "explanation": grade.explanation,
+        "bench": result.bench, "id": sample.id, "answer": answer, "reference": sample.answer, "judge": judge,
+        "value": grade.value, "explanation": grade.explanation,
     })  # fmt: skip
 
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paravt.answers import LETTERS, option_label
 from paravt.data.skips import RowError
 from paravt.data.tables import open_groups, read_group
 from paravt.errors import DataError
 from paravt.types import AnswerType
 
-_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _OPTION_LINE = re.compile(r"^[ \t]*\(([A-Z])\)[ \t]*", re.MULTILINE)
 
 
@@ -115,7 +115,7 @@ def split_options(question: str) -> tuple[str, tuple[str, ...]]:
     found = list(_OPTION_LINE.finditer(question))
     first = max((n for n, match in enumerate(found) if match[1] == "A"), default=len(found))
     listed = found[first:]
-    if len(listed) < 2 or [match[1] for match in listed] != list(_LETTERS[: len(listed)]):
+    if len(listed) < 2 or [match[1] for match in listed] != list(LETTERS[: len(listed)]):
         return question.strip(), ()
     ends = [match.start() for match in listed[1:]] + [len(question)]
     texts = (question[match.end() : end].strip() for match, end in zip(listed, ends, strict=True))
@@ -124,8 +124,7 @@ def split_options(question: str) -> tuple[str, tuple[str, ...]]:
 
 def without_labels(options: Sequence[str]) -> tuple[str, ...]:
     """Options without their own labels ("A. text" for the first one); as they are unless every one has its own."""
-    labels = [re.compile(rf"\s*\(?{letter}[.):](?:\s+|$)") for letter in _LETTERS[: len(options)]]
-    found = [label.match(option) for label, option in zip(labels, options, strict=False)]
+    found = [option_label(letter).match(option) for letter, option in zip(LETTERS, options, strict=False)]
     if len(found) < len(options) or not all(found):
         return tuple(option.strip() for option in options)
     return tuple(option[match.end() :].strip() for match, option in zip(found, options, strict=True) if match)

@@ -16,7 +16,7 @@ from statistics import fmean, median
 
 from paravt.bench.intervals import Interval, share_interval
 from paravt.bench.loaded import Loaded
-from paravt.bench.results import Key, Result, Run
+from paravt.bench.results import Key, Result, Run, read_run
 from paravt.bench.scoring import Outcome, Verdict, verdict
 from paravt.files import write_whole
 from paravt.rewards import format_strict
@@ -157,9 +157,11 @@ def summarise(run: Run) -> Summary:
     )
 
 
-def write_summary(summary: Summary, path: Path) -> None:
-    """As JSON. Raises OSError."""
-    write_whole(path, json.dumps(asdict(summary), indent=1) + "\n")
+def sum_up(out: Path) -> Summary:
+    """The numbers of the run in `out`, written to its `summary.json`. Raises DataError if there is none, OSError."""
+    summary = summarise(read_run(out))
+    write_whole(out / "summary.json", json.dumps(asdict(summary), indent=1) + "\n")
+    return summary
 
 
 def _bench(run: Run, bench: Loaded, found: Mapping[Key, Verdict]) -> BenchSummary:

@@ -15,6 +15,7 @@ from paravt.bench.loaded import Fault, FaultKind, Loaded, MissingRow, MissingVid
 from paravt.bench.resolve import Resolver
 from paravt.bench.rows import BadRow, Item, Question, read_items
 from paravt.errors import DataError
+from paravt.protocol import LETTERS
 
 __all__ = ["Benchmark", "Fault", "FaultKind", "Loaded", "Metric", "MissingRow", "MissingVideos", "missing_videos"]
 
@@ -77,6 +78,8 @@ class Benchmark:
                     if isinstance(item, BadRow):
                         raise item
                     found = self.questions(item)
+                    if (most := max((len(question.options) for question in found), default=0)) > len(LETTERS):
+                        raise BadRow(f"{most} options; {len(LETTERS)} can be lettered")
                 except BadRow as error:
                     resolver.fault("row", f"{table}: row {number}", str(error))
                     rows += 1

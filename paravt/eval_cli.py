@@ -85,6 +85,8 @@ def run(
         return
     if not bench and not data:
         raise typer.BadParameter("say what to evaluate on: --bench LIST or --data FILE (--help has all options)")
+    if not _names(mode):
+        raise typer.BadParameter("--mode names no mode")
     if model is not None and server:
         raise typer.BadParameter("give --model or --server, not both")
     from paravt.evaluation import Model, Questions, configure, evaluate_all, find_mode
@@ -205,15 +207,22 @@ def _names(text: str) -> list[str]:
 
 def _directories(given: list[str] | None) -> dict[str, str]:
     """By benchmark; "" stands for all others. An "=" in a directory that is there is no separator."""
-    pairs = [("", "", text) if Path(text).is_dir() else text.rpartition("=") for text in given or ()]
-    return {name: directory for name, _, directory in pairs}
+    out: dict[str, str] = {}
+    for text in given or ():
+        name, equals, directory = text.partition("=")
+        if not equals or Path(text).is_dir():
+            name, directory = "", text
+        if name in out:
+            raise ValueError(f"two directories for {name or 'all benchmarks'}: {out[name]} and {directory}")
+        out[name] = directory
+    return out
 
 
 def _budgets(text: str) -> list[int]:
     names = _names(text)
     if not names or not all(name.isascii() and name.isdigit() and int(name) > 0 for name in names):
         raise ValueError(f"--frames {text}: numbers above 0, separated by commas")
-    return [int(name) for name in names]
+    return list(dict.fromkeys(map(int, names)))
 
 
 def _shard(text: str) -> Shard:
@@ -230,9 +239,11 @@ def _with_prompts(mode: Mode, changes: list[str]) -> Mode:
     from paravt.bench.modes import read_prompt_file
 
     for change in changes:
-        name, equals, path = change.rpartition("=")
-        text = read_prompt_file(path)
-        mode = mode.with_texts({name: text}) if equals else mode.with_prompt(text)
+        name, equals, path = change.partition("=")
+        if not equals or Path(change).is_file():
+            mode = mode.with_prompt(read_prompt_file(change))
+        else:
+            mode = mode.with_texts({name: read_prompt_file(path)})
     return mode
 
 

@@ -181,6 +181,9 @@ def load_questions(questions: Questions, console: Console) -> tuple[list[Loaded]
 
     Raises DataError for a benchmark that is not known, for one that cannot be read, and for missing videos.
     """
+    for name in (*questions.source, *questions.videos):
+        if name and name not in questions.benches:
+            raise DataError(f"{name}={questions.source.get(name) or questions.videos[name]}: {name} is not evaluated")
     asked = [_load(name, questions) for name in questions.benches]
     for file in questions.files:
         loaded = load_own(file)

@@ -280,6 +280,7 @@ def test_rows_that_cannot_be_used(tmp_path: Path) -> None:
         {**rows[1], "choices": {"A": ""}},
         {**rows[1], "question_type": "essay"},
         {**rows[1], "answer": ["A"]},
+        {**rows[1], "answer": float("nan")},
     ]
     table.write_text(json.dumps([rows[0], *broken]))
     loaded = BENCHMARKS["mmvu"].load(tmp_path)
@@ -290,10 +291,29 @@ def test_rows_that_cannot_be_used(tmp_path: Path) -> None:
         (f"{table}: row 3", "`choices` are empty"),
         (f"{table}: row 4", "`question_type` is 'essay'"),
         (f"{table}: row 5", "no `answer`"),
+        (f"{table}: row 6", "no `answer`"),
     ]
     table.write_text(json.dumps(broken))
-    with pytest.raises(DataError, match=r"none of 5 rows of MMVU val can be used; the first: .*row 0: a row is a JSON"):
+    with pytest.raises(DataError, match=r"none of 6 rows of MMVU val can be used; the first: .*row 0: a row is a JSON"):
         BENCHMARKS["mmvu"].load(tmp_path)
+
+
+def test_more_options_than_letters_and_numbers_without_end(tmp_path: Path) -> None:
+    bench_data.mlvu(tmp_path / "mlvu")
+    table = tmp_path / "mlvu" / "mlvu" / "test-00000-of-00001.parquet"
+    first, *rest = pq.read_table(table).to_pylist()
+    bench_data.parquet(table, [{**first, "candidates": [f"{n}" for n in range(27)]}, *rest])
+    loaded = BENCHMARKS["mlvu"].load(tmp_path / "mlvu")
+    assert faults(loaded, "row") == [(f"{table}: row 0", "27 options; 26 can be lettered")]
+    assert len(loaded.samples) == len(rest)
+
+    bench_data.longvideobench(tmp_path / "lvb")
+    next((tmp_path / "lvb").glob("*.parquet")).unlink()
+    table = tmp_path / "lvb" / "lvb_val.json"
+    first, *rest = json.loads(table.read_text())
+    table.write_text(json.dumps([{**first, "correct_choice": 10**400}, *rest]))
+    loaded = BENCHMARKS["longvideobench"].load(tmp_path / "lvb")
+    assert faults(loaded, "row") == [(f"{table}: row 0", "`correct_choice` is not a number")]
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -425,17 +445,18 @@ def test_own_data_has_the_same_checks(tmp_path: Path) -> None:
         {"video": "b.mp4", "question": "q", "answer": "words", "subtitles": "b.srt"},
         {"video": "a.mp4", "question": "when", "type": "temporal", "answer": "later"},
         {"video": "a.mp4", "question": "q", "options": ["x", "y"]},
+        {"video": "c" * 5000, "question": "q"},
     ]
     path = tmp_path / "mine.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in rows))
     loaded = load_own(path)
     assert isinstance(loaded, Loaded)
     assert (loaded.name, loaded.source) == ("mine", str(path))
-    assert [sample.answer for sample in loaded.samples] == ["B", None, "words", None, None]
+    assert [sample.answer for sample in loaded.samples] == ["B", None, "words", None, None, None]
     assert loaded.samples[0].metadata == {"bench": "mine", "subtitles": str(tmp_path / "a.srt")}
     assert loaded.samples[1].metadata == {"bench": "mine", "topic": "t", "gold_missing": "z"}
-    assert loaded.missing == {str(tmp_path / "b.mp4")}
-    assert loaded.counts() == {"gold": 2, "video": 1, "subtitles": 1}
+    assert loaded.missing == {str(tmp_path / "b.mp4"), str(tmp_path / ("c" * 5000))}
+    assert loaded.counts() == {"gold": 2, "video": 2, "subtitles": 1}
     path.write_text(json.dumps({**rows[0], "subtitles": 3}))
     with pytest.raises(DataError, match="`subtitles` must be a path"):
         load_own(path)

@@ -71,7 +71,7 @@ def samples(count: int, videos: Sequence[str] = (VIDEO,)) -> tuple[Sample, ...]:
 
 
 def asked(rows: Sequence[Sample], shard: Shard | None = None) -> Loaded:
-    return Loaded("mine", "here", tuple(rows)).part(shard)
+    return Loaded("mine", "here", tuple(rows), title="mine").part(shard)
 
 
 def play(
@@ -294,3 +294,56 @@ def test_published_rows_stand_beside_ours_and_are_marked(tmp_path: Path) -> None
     ours, published = page.index("100.0 (2.5"), page.index("ParaVT-8B (published)")
     assert ours < published
     assert page[:published].rindex('<tr class="published">') > ours
+
+
+# ---------------------------------------------------------------------------------------------------- damage
+
+
+@pytest.mark.parametrize("name", ["recipe.json", "benches.json", "samples.jsonl", "rows.jsonl", "grades.jsonl"])
+@pytest.mark.parametrize("text", [b"\xff\xfe\0\n", b"[" * 100_000 + b"\n", b"null\n", b"{}\n", b"\0\0\0\n"])
+def test_a_damaged_file_is_one_line(tmp_path: Path, name: str, text: bytes) -> None:
+    play(tmp_path, samples(2), Answerer())
+    (tmp_path / name).write_bytes(text)
+    with pytest.raises(DataError, match=name):
+        summarise(read_run(tmp_path))
+    with pytest.raises((DataError, RecipeError), match=rf"{name}|another recipe"):
+        play(tmp_path, samples(2), Answerer())
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("rows.jsonl", '"answer": "', '"answer": {}, "x": "'),
+        ("rows.jsonl", '"place": "here", ', ""),
+        ("rows.jsonl", '"timings": {', '"timings": [], "x": {'),
+        ("rows.jsonl", '"id": "s1"', '"id": ["s1"]'),
+        ("samples.jsonl", '"video": "', '"x": "'),
+        ("samples.jsonl", '"answer": "B"', '"answer": 5'),
+        ("samples.jsonl", '"id": "s1"', '"id": {}'),
+        ("benches.json", '"title": "mine"', '"title": null'),
+        ("benches.json", '"faults": []', '"faults": [5]'),
+        ("recipe.json", '"frame_budget": 1', '"frame_budget": "x"'),
+    ],
+)
+def test_values_of_another_type_are_one_line(tmp_path: Path, name: str, old: str, new: str) -> None:
+    play(tmp_path, samples(2), Answerer())
+    text = (tmp_path / name).read_text(encoding="utf-8")
+    assert old in text
+    (tmp_path / name).write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(DataError, match=name):
+        summarise(read_run(tmp_path))
+
+
+def test_a_run_without_its_questions_is_no_run(tmp_path: Path) -> None:
+    play(tmp_path, samples(2), Answerer())
+    (tmp_path / "samples.jsonl").unlink()
+    with pytest.raises(DataError, match=r"no samples\.jsonl in it"):
+        read_run(tmp_path)
+
+
+def test_texts_that_no_file_can_hold_are_reported_all_the_same(tmp_path: Path) -> None:
+    rows = [replace(one, metadata={"kind": chr(0xD800 + n)}) for n, one in enumerate(samples(2))]
+    play(tmp_path, rows, Answerer())
+    write_report([tmp_path], tmp_path)
+    assert "\N{REPLACEMENT CHARACTER}" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "\N{REPLACEMENT CHARACTER}" in (tmp_path / "report.md").read_text(encoding="utf-8")

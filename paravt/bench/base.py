@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from paravt.answers import LETTERS
 from paravt.bench.files import Files, download_tables, find_tables
 from paravt.bench.loaded import Fault, Loaded
 from paravt.bench.resolve import Resolver
@@ -69,6 +70,8 @@ class Benchmark:
                     if isinstance(item, BadRow):
                         raise item
                     found = self.questions(item)
+                    if (most := max((len(question.options) for question in found), default=0)) > len(LETTERS):
+                        raise BadRow(f"{most} options; {len(LETTERS)} can be lettered")
                 except BadRow as error:
                     resolver.fault("row", f"{table}: row {number}", str(error))
                     rows += 1

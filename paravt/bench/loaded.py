@@ -38,7 +38,7 @@ class Loaded:
     """The benchmark's name, or the file's without suffix."""
     source: str
     """Where it was read: a directory, or a hub id and its revision."""
-    samples: tuple[Sample, ...]
+    samples: tuple[Sample, ...] = ()
     """In the order of the file, ids unique; a sample whose video is missing is among them. `metadata` has "bench" (this
     `name`), the keys that `Benchmark.breakdown` lists, "gold_missing" (what the row gives, where `answer` is None for
     a fault "gold"), and "subtitles" where there are some (see `paravt.subtitles`)."""

@@ -23,7 +23,10 @@ from mmap import mmap
 from pathlib import Path
 from typing import Any
 
-from paravt.bench.loaded import Fault, Loaded
+from pydantic import TypeAdapter
+
+from paravt.bench.loaded import Loaded
+from paravt.bench.stored import GRADE, HEAD, RECIPE, checked, read_json
 from paravt.episodes import episode_from_dict, episode_to_dict
 from paravt.errors import DataError
 from paravt.files import write_whole
@@ -81,6 +84,10 @@ class Run:
         if not self.judged:
             return None
         return self.grades.get(result.key, Score.unscored("the judge has not graded this answer"))
+
+
+_NEEDED = ("recipe.json", "benches.json", "samples.jsonl")
+_SAMPLE, _BENCHES = TypeAdapter(Sample), TypeAdapter(list[Loaded])
 
 
 def recipe_text(recipe: Mapping[str, Any]) -> str:
@@ -186,17 +193,18 @@ def add_grade(out: Path, result: Result, judge: str, grade: Score) -> None:
 def read_run(path: str | Path) -> Run:
     """Raises DataError if the directory holds no run, or one that cannot be read."""
     out = Path(path)
-    if not (out / "recipe.json").is_file() or not (out / "benches.json").is_file():
-        raise DataError(f"{out}: not the directory of an evaluation (no recipe.json and benches.json in it)")
+    if missing := [name for name in _NEEDED if not (out / name).is_file()]:
+        raise DataError(f"{out}: not the directory of an evaluation (no {', '.join(missing)} in it)")
     recipe, benches = _read_recipe(out / "recipe.json"), read_benches(out)
     asked = {(bench.name, sample.id): sample for bench in benches.values() for sample in bench.samples}
     hashes = {key: question_hash(sample) for key, sample in asked.items()}
     config = recipe_hash(recipe)
     results: dict[Key, Result] = {}
     strangers = 0
-    for row in read_rows(out / "rows.jsonl"):
-        key = row["bench"], row["sample"]["id"]
-        if row["config"] != config or row["sample"]["asked"] != hashes.get(key):
+    for number, row in enumerate(read_rows(out / "rows.jsonl"), 1):
+        head = checked(HEAD, row, f"{out / 'rows.jsonl'}:{number}")
+        key = head.bench, head.sample.id
+        if head.config != config or head.sample.asked != hashes.get(key):
             strangers += 1
             continue
         result = _result_from_row(row, asked[key])
@@ -207,10 +215,8 @@ def read_run(path: str | Path) -> Run:
 
 
 def _read_recipe(path: Path) -> Mapping[str, Any]:
-    recipe = _json(path.read_text(encoding="utf-8"), path)
-    parts = [recipe.get(name) for name in ("mode", "model", "episode")] if isinstance(recipe, dict) else [None]
-    if not all(isinstance(part, dict) for part in parts):
-        raise DataError(f"{path}: not the recipe of an evaluation")
+    recipe = read_json(path.read_bytes(), path)
+    checked(RECIPE, recipe, path)
     found: Mapping[str, Any] = recipe
     return found
 
@@ -237,11 +243,11 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     its end was cut off, and is left out."""
     if not path.exists():
         return
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 return
-            row = _json(line, f"{path}:{number}")
+            row = read_json(line, f"{path}:{number}")
             if not isinstance(row, dict):
                 raise DataError(f"{path}:{number}: not a row")
             yield row
@@ -258,41 +264,27 @@ def _result_from_row(row: Mapping[str, Any], sample: Sample) -> Result:
 
 
 def read_benches(out: Path) -> dict[str, Loaded]:
-    """The benchmarks of a run, by their names, with their samples."""
+    """The benchmarks of a run, by their names, with their samples. Raises DataError."""
     samples: dict[str, list[Sample]] = {}
-    for row in read_rows(out / "samples.jsonl"):
-        values = {name: value for name, value in row.items() if name != "bench"}
-        samples.setdefault(row["bench"], []).append(Sample(**{**values, "options": tuple(row["options"])}))
-    rows = _json((out / "benches.json").read_text(encoding="utf-8"), out / "benches.json")
-    benches = [
-        Loaded(**{
-            **row,
-            "samples": tuple(samples.get(row["name"], ())),
-            "faults": tuple(Fault(**fault) for fault in row["faults"]),
-            "breakdown": None if row["breakdown"] is None else tuple(row["breakdown"]),
-        })
-        for row in rows
-    ]  # fmt: skip
-    return {bench.name: bench for bench in benches}
+    for number, row in enumerate(read_rows(out / "samples.jsonl"), 1):
+        sample = checked(_SAMPLE, row, f"{out / 'samples.jsonl'}:{number}")
+        samples.setdefault(str(row.get("bench")), []).append(sample)
+    path = out / "benches.json"
+    benches = checked(_BENCHES, read_json(path.read_bytes(), path), path)
+    return {bench.name: replace(bench, samples=tuple(samples.get(bench.name, ()))) for bench in benches}
 
 
 def _read_grades(out: Path, results: Mapping[Key, Result]) -> tuple[dict[Key, Score], bool]:
     """Grades count for the very answer and reference that the judge saw; the last one does."""
     grades: dict[Key, Score] = {}
     judged = False
-    for row in read_rows(out / "grades.jsonl"):
+    for number, row in enumerate(read_rows(out / "grades.jsonl"), 1):
         judged = True
-        result = results.get((row["bench"], row["id"]))
+        grade = checked(GRADE, row, f"{out / 'grades.jsonl'}:{number}")
+        result = results.get((grade.bench, grade.id))
         if result is None:
             continue
         episode = result.episode
-        if (episode.answer, episode.sample.answer) == (row["answer"], row["reference"]) and row["value"] is not None:
-            grades[result.key] = Score(row["value"], row["answer"], row["explanation"])
+        if (episode.answer, episode.sample.answer) == (grade.answer, grade.reference) and grade.value is not None:
+            grades[result.key] = Score(grade.value, grade.answer, grade.explanation)
     return grades, judged
-
-
-def _json(text: str, where: object) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON: {error}") from error

@@ -36,14 +36,14 @@ class Item:
     def text(self, *keys: str) -> str:
         """The first of `keys` that the row has. A number is its own text."""
         value = next((self.values[key] for key in keys if self.values.get(key) is not None), None)
-        if isinstance(value, bool) or not isinstance(value, (str, int, float)) or not str(value).strip():
+        if not _is_plain(value) or not str(value).strip():
             raise BadRow(f"no {' or '.join(f'`{key}`' for key in keys)}")
         return str(value)
 
     def maybe(self, key: str) -> str | None:
         """A text, or None where there is none: for keys that only a breakdown needs."""
         value = self.values.get(key)
-        return str(value) if isinstance(value, (str, int, float)) and str(value).strip() else None
+        return str(value) if _is_plain(value) and str(value).strip() else None
 
     def texts(self, key: str) -> tuple[str, ...]:
         value = self.values.get(key)
@@ -53,14 +53,26 @@ class Item:
 
     def number_of(self, key: str) -> float:
         """Raises BadRow for what is no finite number."""
-        value = self.values.get(key)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        number = finite(self.values.get(key))
+        if number is None:
             raise BadRow(f"`{key}` is not a number")
-        return float(value)
+        return number
+
+
+def finite(value: object) -> float | None:
+    """A finite number as a float, None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _is_plain(value: object) -> bool:
-    return isinstance(value, (str, int, float)) and not isinstance(value, bool)
+    """A text or a number; NaN is how tables write that there is nothing."""
+    return isinstance(value, (str, int, float)) and not isinstance(value, bool) and value == value
 
 
 @dataclass(frozen=True)

@@ -13,4 +13,4 @@ questions, out, model = (*sys.argv[1:], None)[:3]
 summary = paravt.evaluate(questions, out, mode="agentic", frames=16, model=model)
 for bench in summary.benches:
     for block in bench.blocks:
-        print(block.title, block.type, block.accuracy, block.interval, block.counts)
+        print(bench.title, block.type, block.accuracy, block.interval, block.counts)

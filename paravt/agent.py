@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from paravt.answers import LETTERS
 from paravt.chat import text_message
 from paravt.conversation import Conversation
 from paravt.crops import CropRunner, TimedOut
 from paravt.engines.base import Engine, stable_seed
 from paravt.episode_config import CropDone, CropStarted, EpisodeConfig, Event, OverviewRead, TurnTaken
 from paravt.errors import EngineError, ParaVTError, VideoError
-from paravt.protocol import LETTERS, PARAVT, Protocol, Scene
+from paravt.protocol import PARAVT, Protocol, Scene
 from paravt.types import (
     Crop,
     EndReason,

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-_MAX_OPTIONS = 26
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+"""Of options."""
 _CONTEXT = 48
 """Characters beside a letter or an option's text that decide how it is meant; bounds the work per match."""
 
@@ -111,6 +112,11 @@ def _name(index: int) -> str:
     return chr(ord("A") + index)
 
 
+def option_label(letter: str) -> re.Pattern[str]:
+    """The label "A. ", "(A) ", "A: " that an option may carry; it matches at the start."""
+    return re.compile(rf"\A\s*\(?{letter}[.):](?:\s+|$)", re.IGNORECASE)
+
+
 def _tidy(text: str) -> str:
     """One line of ordinary characters: full-width letters, odd spaces and line breaks are only typography."""
     return " ".join(unicodedata.normalize("NFKC", text).split())
@@ -124,7 +130,7 @@ def _plain(text: str) -> str:
 def _option_texts(options: Sequence[str]) -> list[str]:
     """Option texts to compare with, without the labels they may carry (once or several times)."""
     out = []
-    for n, option in enumerate(options[:_MAX_OPTIONS]):
+    for n, option in enumerate(options[: len(LETTERS)]):
         label = re.compile(rf"\(?{_name(n)}[.):]\s*(?=\S)", re.IGNORECASE)
         option = _tidy(option)
         start = 0

@@ -13,10 +13,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from paravt import eval_cli
 from paravt.errors import EXIT_CODES, DataError, EngineError, ParaVTError
+from paravt.terminal import say
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -95,7 +95,7 @@ def ask(
     open_video(str(video))  # before a model is loaded: a wrong path should not take a minute to say so
     small = model is None and server is None
     if small:
-        _say(
+        say(
             "this is the small model of the package: it knows videos made by `paravt lab video`, open questions and up"
             " to 64 frames; for real videos give --model or --server"
         )
@@ -124,12 +124,12 @@ def ask(
         elif not failed:
             show_episode(Console(), episode)
     for line in problems(episode):
-        _say(line)
+        say(line)
     if failed:
         first = next(error for error in episode.errors if not error.scored)
         raise typer.Exit(EXIT_CODES.get(first.kind, EngineError.exit_code))
     if episode.answer is None:
-        _say("the model gave no answer")
+        say("the model gave no answer")
         raise typer.Exit(1)
 
 
@@ -326,20 +326,13 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         app(arguments)
     except ParaVTError as error:
-        _say(str(error))
+        say(str(error))
         raise SystemExit(error.exit_code) from None
     except FloatingPointError as error:
-        _say(f"{error}; lower the learning rate")
+        say(f"{error}; lower the learning rate")
         raise SystemExit(1) from None
     except OSError as error:  # a full disk, a closed pipe
-        _say(f"{error.filename or 'output'}: {error.strerror or error}")
+        say(f"{error.filename or 'output'}: {error.strerror or error}")
         raise SystemExit(DataError.exit_code) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-
-
-def _say(message: str) -> None:
-    from paravt.terminal import printable
-
-    line = " ".join(printable(message).split())
-    Console(stderr=True, soft_wrap=True).print(Text(f"paravt: {line}"))

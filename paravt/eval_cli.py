@@ -14,9 +14,10 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from paravt.errors import DataError
+from paravt.terminal import printable, say
 
 if TYPE_CHECKING:
-    from paravt.bench.evaluate import Shard
+    from paravt.bench.loaded import Shard
     from paravt.bench.modes import Mode
     from paravt.bench.summary import Summary
     from paravt.bench.tables import Table
@@ -84,6 +85,8 @@ def run(
         return
     if not bench and not data:
         raise typer.BadParameter("say what to evaluate on: --bench LIST or --data FILE (--help has all options)")
+    if not _names(mode):
+        raise typer.BadParameter("--mode names no mode")
     if model is not None and server:
         raise typer.BadParameter("give --model or --server, not both")
     from paravt.evaluation import Model, Questions, configure, evaluate_all, find_mode
@@ -113,7 +116,7 @@ def run(
         for one in too_many:
             first = next(bench.first_failure for bench in one.benches if bench.first_failure)
             failed = f"{one.failed} of {one.played} rows failed, more than {100 * max_failed:g} %"
-            _say(f"{one.run}: {failed}, the first with: {first}; the same command tries them again")
+            say(f"{one.run}: {failed}, the first with: {first}; the same command tries them again")
         raise typer.Exit(1)
 
 
@@ -128,8 +131,8 @@ def rescore(
     import asyncio
 
     from paravt.bench.grades import grade_answers
-    from paravt.bench.results import find_runs, read_run
-    from paravt.bench.summary import summarise, write_summary
+    from paravt.bench.results import find_runs
+    from paravt.bench.summary import sum_up
     from paravt.provenance import lock_directory
 
     grader = _judge(judge, judge_model)
@@ -138,9 +141,7 @@ def rescore(
         with lock_directory(path):
             if grader is not None:
                 asyncio.run(grade_answers(path, grader, Console(stderr=True)))
-            summary = summarise(read_run(path))
-            write_summary(summary, path / "summary.json")
-        summaries.append(summary)
+            summaries.append(sum_up(path))
     _show(summaries, as_json)
 
 
@@ -155,7 +156,6 @@ def compare(
     from paravt.bench.compare import compare as compare_runs
     from paravt.bench.results import read_run
     from paravt.bench.tables import comparison_table, flip_lines
-    from paravt.terminal import printable
 
     rows = compare_runs(read_run(one), read_run(other))
     if not rows:
@@ -195,11 +195,10 @@ def merge(
     """Join the shards of a run."""
     from paravt.bench.merge import merge_runs
     from paravt.bench.results import find_runs
-    from paravt.bench.summary import summarise, write_summary
+    from paravt.bench.summary import sum_up
 
-    summary = summarise(merge_runs(find_runs(runs), out))
-    write_summary(summary, out / "summary.json")
-    _show([summary], as_json)
+    merge_runs(find_runs(runs), out)
+    _show([sum_up(out)], as_json)
 
 
 def _names(text: str) -> list[str]:
@@ -208,19 +207,26 @@ def _names(text: str) -> list[str]:
 
 def _directories(given: list[str] | None) -> dict[str, str]:
     """By benchmark; "" stands for all others. An "=" in a directory that is there is no separator."""
-    pairs = [("", "", text) if Path(text).is_dir() else text.rpartition("=") for text in given or ()]
-    return {name: directory for name, _, directory in pairs}
+    out: dict[str, str] = {}
+    for text in given or ():
+        name, equals, directory = text.partition("=")
+        if not equals or Path(text).is_dir():
+            name, directory = "", text
+        if name in out:
+            raise ValueError(f"two directories for {name or 'all benchmarks'}: {out[name]} and {directory}")
+        out[name] = directory
+    return out
 
 
 def _budgets(text: str) -> list[int]:
     names = _names(text)
     if not names or not all(name.isascii() and name.isdigit() and int(name) > 0 for name in names):
         raise ValueError(f"--frames {text}: numbers above 0, separated by commas")
-    return [int(name) for name in names]
+    return list(dict.fromkeys(map(int, names)))
 
 
 def _shard(text: str) -> Shard:
-    from paravt.bench.evaluate import Shard
+    from paravt.bench.loaded import Shard
 
     number, slash, of = text.partition("/")
     if not slash or not (number.isascii() and number.isdigit() and of.isascii() and of.isdigit()):
@@ -233,9 +239,11 @@ def _with_prompts(mode: Mode, changes: list[str]) -> Mode:
     from paravt.bench.modes import read_prompt_file
 
     for change in changes:
-        name, equals, path = change.rpartition("=")
-        text = read_prompt_file(path)
-        mode = mode.with_texts({name: text}) if equals else mode.with_prompt(text)
+        name, equals, path = change.partition("=")
+        if not equals or Path(change).is_file():
+            mode = mode.with_prompt(read_prompt_file(change))
+        else:
+            mode = mode.with_texts({name: read_prompt_file(path)})
     return mode
 
 
@@ -259,7 +267,6 @@ def _show(summaries: list[Summary], as_json: bool) -> None:
 
 
 def _print(table: Table) -> None:
-    from paravt.terminal import printable
 
     shown = RichTable(box=None, pad_edge=False)
     for head in table.heads:
@@ -270,10 +277,3 @@ def _print(table: Table) -> None:
     if not console.is_terminal:  # a file has no width
         console = Console(width=max(200, 24 * len(table.heads)))
     console.print(shown)
-
-
-def _say(message: str) -> None:
-    from paravt.terminal import printable
-
-    message = " ".join(printable(message).split())
-    Console(stderr=True, soft_wrap=True).print(Text(f"paravt: {message}"))

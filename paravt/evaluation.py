@@ -16,9 +16,9 @@ from rich.text import Text
 
 from paravt.ask import LAB_MAX_TOKENS, open_engine, shipped_model
 from paravt.bench.benchmarks import BENCHMARKS
-from paravt.bench.evaluate import Asked, Plan, Shard, prepare, run_evaluation
+from paravt.bench.evaluate import Plan, run_evaluation
 from paravt.bench.identity import local_model, served_model
-from paravt.bench.loaded import missing_videos
+from paravt.bench.loaded import Loaded, Shard
 from paravt.bench.modes import MODES, Mode
 from paravt.bench.own import load_own
 from paravt.bench.runner import Place
@@ -176,30 +176,35 @@ def _frames(mode: Mode, frames: int | None) -> dict[str, int]:
 # ---------------------------------------------------------------------------------------------------- questions
 
 
-def load_questions(questions: Questions, console: Console) -> tuple[list[Asked], FrameSource]:
+def load_questions(questions: Questions, console: Console) -> tuple[list[Loaded], FrameSource]:
     """The questions and what reads their videos. Says what is wrong with them before anything is asked.
 
     Raises DataError for a benchmark that is not known, for one that cannot be read, and for missing videos.
     """
+    for name in (*questions.source, *questions.videos):
+        if name and name not in questions.benches:
+            raise DataError(f"{name}={questions.source.get(name) or questions.videos[name]}: {name} is not evaluated")
     asked = [_load(name, questions) for name in questions.benches]
     for file in questions.files:
         loaded = load_own(file)
         if loaded.name in BENCHMARKS or loaded.name == LAB:  # not to be taken for the benchmark of this name
-            loaded = replace(loaded, name=Path(file).name)
-        asked.append(prepare(loaded, loaded.name, shard=questions.shard, limit=questions.limit))
-    names = [one.bench.name for one in asked]
+            loaded = replace(loaded, name=Path(file).name, title=Path(file).name)
+        asked.append(loaded)
+    asked = [one.part(questions.shard, questions.limit) for one in asked]
+    names = [one.name for one in asked]
     if twice := {name for name in names if names.count(name) > 1}:
         raise DataError(f"{', '.join(sorted(twice))}: given twice")
     if LAB in names and len(names) > 1:
         raise DataError(f"{LAB}: its videos are no files; evaluate it alone")
     for one in asked:
         _say_faults(one, console)
-    if (missing := missing_videos([one.loaded for one in asked])) and not questions.skip_missing:
+    missing = [fault for one in asked for fault in one.faults if fault.kind == "video"]
+    if missing and not questions.skip_missing:
         raise DataError(
-            f"{len(missing.videos)} videos are missing, the first: {missing.videos[0][1]} ({missing.videos[0][2]}); "
+            f"{len(missing)} videos are missing, the first: {missing[0].where} ({missing[0].message}); "
             "nothing was asked; --skip-missing asks the other questions"
         )
-    if not any(one.loaded.playable for one in asked):
+    if not any(one.playable for one in asked):
         raise DataError("no question to ask: this shard has none, or all videos are missing")
     if names == [LAB]:
         from paravt.lab.world import WorldReader
@@ -208,37 +213,34 @@ def load_questions(questions: Questions, console: Console) -> tuple[list[Asked],
     return asked, FrameReader()
 
 
-def _load(name: str, questions: Questions) -> Asked:
+def _load(name: str, questions: Questions) -> Loaded:
     if name == LAB:
         from paravt.lab.benchmark import load_lab
 
-        loaded = load_lab(questions.limit or LAB_QUESTIONS)
-        return prepare(loaded, "lab", ("windows",), shard=questions.shard)
+        return replace(load_lab(questions.limit or LAB_QUESTIONS), title=LAB, breakdown=("windows",))
     if name not in BENCHMARKS:
         raise DataError(f"{name}: no such benchmark; there are {', '.join((*BENCHMARKS, LAB))}")
-    bench = BENCHMARKS[name]
     source, videos = (given.get(name, given.get("")) for given in (questions.source, questions.videos))
-    loaded = bench.load(source, videos)
-    return prepare(loaded, bench.title, bench.breakdown, bench.macro, shard=questions.shard, limit=questions.limit)
+    return BENCHMARKS[name].load(source, videos)
 
 
-def _say_faults(asked: Asked, console: Console) -> None:
+def _say_faults(asked: Loaded, console: Console) -> None:
     """What is wrong with the data of a benchmark: a line for each kind, missing videos by folder and by name."""
 
     def say(line: str) -> None:
-        console.print(Text(f"{asked.bench.title}: {printable(line)}", "yellow"), soft_wrap=True)
+        console.print(Text(f"{asked.title}: {printable(line)}", "yellow"), soft_wrap=True)
 
-    for kind, count in sorted(asked.loaded.counts().items()):
+    for kind, count in sorted(asked.counts().items()):
         if kind != "video":
-            first = next(fault for fault in asked.loaded.faults if fault.kind == kind)
+            first = next(fault for fault in asked.faults if fault.kind == kind)
             say(f"{count} faults of kind {kind}, the first: {first.where}: {first.message}")
-    missing = missing_videos([asked.loaded])
-    for row in missing.rows:
+    for row in asked.missing_folders():
         say(f"{row.missing} of {row.videos} videos are missing in {row.folder}, {row.questions} questions")
-    for _, path, reason in missing.videos[:_SHOWN]:
-        say(f"  {path}: {reason}")
-    if len(missing.videos) > _SHOWN:
-        say(f"  ... and {len(missing.videos) - _SHOWN} more")
+    missing = [fault for fault in asked.faults if fault.kind == "video"]
+    for fault in missing[:_SHOWN]:
+        say(f"  {fault.where}: {fault.message}")
+    if len(missing) > _SHOWN:
+        say(f"  ... and {len(missing) - _SHOWN} more")
 
 
 # ---------------------------------------------------------------------------------------------------- engines

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from paravt.answers import LETTERS
 from paravt.chat import seconds, text_message, timestamp
 from paravt.episode_config import EpisodeConfig
 from paravt.prompts import fill
@@ -17,9 +18,6 @@ from paravt.tools import CROP_VIDEO
 from paravt.turns import parse_turn
 from paravt.types import Crop, Frame, ImagePart, Message, Part, Sample, TextPart, ToolCall, Turn, Window
 from paravt.video import window_times
-
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-"""Of options."""
 
 
 @dataclass(frozen=True)

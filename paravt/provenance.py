@@ -44,7 +44,7 @@ def claim_run(out: Path, recipe: str) -> IO[str]:
     try:
         if not made.exists():
             write_whole(made, recipe + "\n")
-        elif made.read_text(encoding="utf-8") != recipe + "\n":
+        elif made.read_text(encoding="utf-8", errors="replace") != recipe + "\n":
             raise RecipeError(f"{out}: holds a run of another recipe{_difference(made, recipe)}; choose another --out")
         write_whole(out / "versions.json", json.dumps(provenance(), indent=1) + "\n")
     except RecipeError:
@@ -60,7 +60,7 @@ def _difference(made: Path, recipe: str) -> str:
     """The first setting in which two recipes differ, in words."""
     try:
         old, new = json.loads(made.read_text(encoding="utf-8")), json.loads(recipe)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
     where: list[str] = []
     while isinstance(old, dict) and isinstance(new, dict):

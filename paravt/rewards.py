@@ -20,7 +20,7 @@ from functools import cache
 from itertools import pairwise
 from typing import TypeAlias
 
-from paravt.answers import extract_letter, extract_window
+from paravt.answers import LETTERS, extract_letter, extract_window, option_label
 from paravt.errors import ParaVTError, RecipeError
 from paravt.spans import END_OF_TURN, structural_spans
 from paravt.structure import FormatKind, turn_kind, turn_stops
@@ -135,14 +135,14 @@ def _choice(sample: Sample, gold: str, answer: str | None) -> Score:
 
 def gold_letter(gold: str, options: Sequence[str]) -> str | None:
     """The letter of a reference answer: given as such, or as the text of exactly one option."""
-    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: len(options)]
+    letters = LETTERS[: len(options)]
     bare = re.fullmatch(r"\(?([A-Za-z])[.):]?", gold)
     if bare and bare[1].upper() in letters:
         return bare[1].upper()
     plain = _plain_option(gold)
     found = []
     for letter, option in zip(letters, options, strict=False):
-        label = re.compile(rf"\(?{letter}[.):]\s+", re.IGNORECASE)
+        label = option_label(letter)
         texts = {_plain_option(option), _plain_option(label.sub("", option, count=1))} - {""}
         if plain in texts or _plain_option(label.sub("", gold, count=1)) in texts:
             found.append(letter)

@@ -20,9 +20,9 @@ from typing import Any
 from paravt.chat import seconds
 from paravt.errors import VideoError
 from paravt.prompts import SUBTITLES, fill
+from paravt.tools import clock_seconds
 from paravt.types import Sample
 
-_CLOCK = re.compile(r"(?:(\d+):)?(\d+):(\d+(?:[.,]\d+)?)")
 _ARROW = re.compile(r"^\s*([\d:.,]+)\s*-->\s*([\d:.,]+)")
 _TAG = re.compile(r"<[^<>]*>|\{\\[^{}]*\}")
 _SHORTEST = 1.0
@@ -131,8 +131,8 @@ def _json_cues(path: str, text: str) -> list[tuple[float, float, str]]:
 
 def _clock(value: Any) -> float | None:
     """Seconds of a number or a clock; None if it is neither."""
-    if isinstance(value, str) and (match := _CLOCK.fullmatch(value.strip())):
-        return 3600 * int(match[1] or 0) + 60 * int(match[2]) + float(match[3].replace(",", "."))
+    if isinstance(value, str):
+        return clock_seconds(value.strip().replace(",", "."))
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         return float(value)
     return None

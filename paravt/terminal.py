@@ -30,6 +30,12 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+def say(message: str) -> None:
+    """One line about what the command line is doing, or why it ends, to stderr."""
+    line = " ".join(printable(message).split())
+    Console(stderr=True, soft_wrap=True).print(Text(f"paravt: {line}"))
+
+
 def clock(value: float) -> str:
     """Seconds as h:mm:ss or m:ss."""
     minutes, rest = divmod(round(value), 60)

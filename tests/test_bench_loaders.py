@@ -24,9 +24,9 @@ from fastapi.responses import JSONResponse, Response
 from huggingface_hub import constants
 
 from paravt.bench import files
-from paravt.bench.base import Loaded, missing_videos
 from paravt.bench.benchmarks import BENCHMARKS, PAPER
 from paravt.bench.charades import as_written
+from paravt.bench.loaded import Loaded
 from paravt.bench.mmvu import _DISCIPLINE_OF
 from paravt.bench.own import load_own
 from paravt.bench.rows import split_options, without_labels
@@ -201,18 +201,18 @@ def test_times_are_what_was_written() -> None:
 
 def test_missing_videos_are_a_table_and_a_list(tmp_path: Path) -> None:
     loaded = BENCHMARKS["videomme"].load(bench_data.videomme(tmp_path / "a"))
-    assert not missing_videos([loaded])
+    assert not loaded.missing_folders()
     gone = tmp_path / "a" / "data" / "-x.Y2.mp4"
     gone.unlink()
     (tmp_path / "a" / "videos_chunked_01.zip").write_bytes(b"PK")
     cut = BENCHMARKS["videomme"].load(tmp_path / "a")
     other = BENCHMARKS["mmvu"].load(bench_data.mmvu(tmp_path / "b"))
-    found = missing_videos([cut, other])
-    assert [(row.bench, row.folder, row.videos, row.missing, row.questions) for row in found.rows] == [
+    found = [(one.name, row) for one in (cut, other) for row in one.missing_folders()]
+    assert [(name, row.folder, row.videos, row.missing, row.questions) for name, row in found] == [
         ("videomme", str(tmp_path / "a" / "data"), 2, 1, 3),
         ("mmvu", str(tmp_path / "b" / "videos" / "Dentistry"), 1, 1, 1),
     ]
-    assert found.videos[0] == ("videomme", str(gone), "no such file (1 archives here are to be unpacked)")
+    assert faults(cut, "video") == [(str(gone), "no such file (1 archives here are to be unpacked)")]
     assert [sample.id for sample in cut.playable] == ["videomme/001-1", "videomme/001-2", "videomme/001-3"]
 
 
@@ -221,7 +221,7 @@ def test_missing_videos_are_counted_where_the_others_are(tmp_path: Path) -> None
     (tmp_path / "part_1").mkdir()
     (tmp_path / "o_1.mp4").rename(tmp_path / "part_1" / "o_1.mp4")
     (tmp_path / "c_1.mp4").unlink()
-    (row,) = missing_videos([BENCHMARKS["mlvu"].load(tmp_path)]).rows
+    (row,) = BENCHMARKS["mlvu"].load(tmp_path).missing_folders()
     assert (row.folder, row.videos, row.missing, row.questions) == (str(tmp_path / "part_1"), 2, 1, 5)
 
 
@@ -280,6 +280,7 @@ def test_rows_that_cannot_be_used(tmp_path: Path) -> None:
         {**rows[1], "choices": {"A": ""}},
         {**rows[1], "question_type": "essay"},
         {**rows[1], "answer": ["A"]},
+        {**rows[1], "answer": float("nan")},
     ]
     table.write_text(json.dumps([rows[0], *broken]))
     loaded = BENCHMARKS["mmvu"].load(tmp_path)
@@ -290,10 +291,29 @@ def test_rows_that_cannot_be_used(tmp_path: Path) -> None:
         (f"{table}: row 3", "`choices` are empty"),
         (f"{table}: row 4", "`question_type` is 'essay'"),
         (f"{table}: row 5", "no `answer`"),
+        (f"{table}: row 6", "no `answer`"),
     ]
     table.write_text(json.dumps(broken))
-    with pytest.raises(DataError, match=r"none of 5 rows of MMVU val can be used; the first: .*row 0: a row is a JSON"):
+    with pytest.raises(DataError, match=r"none of 6 rows of MMVU val can be used; the first: .*row 0: a row is a JSON"):
         BENCHMARKS["mmvu"].load(tmp_path)
+
+
+def test_more_options_than_letters_and_numbers_without_end(tmp_path: Path) -> None:
+    bench_data.mlvu(tmp_path / "mlvu")
+    table = tmp_path / "mlvu" / "mlvu" / "test-00000-of-00001.parquet"
+    first, *rest = pq.read_table(table).to_pylist()
+    bench_data.parquet(table, [{**first, "candidates": [f"{n}" for n in range(27)]}, *rest])
+    loaded = BENCHMARKS["mlvu"].load(tmp_path / "mlvu")
+    assert faults(loaded, "row") == [(f"{table}: row 0", "27 options; 26 can be lettered")]
+    assert len(loaded.samples) == len(rest)
+
+    bench_data.longvideobench(tmp_path / "lvb")
+    next((tmp_path / "lvb").glob("*.parquet")).unlink()
+    table = tmp_path / "lvb" / "lvb_val.json"
+    first, *rest = json.loads(table.read_text())
+    table.write_text(json.dumps([{**first, "correct_choice": 10**400}, *rest]))
+    loaded = BENCHMARKS["longvideobench"].load(tmp_path / "lvb")
+    assert faults(loaded, "row") == [(f"{table}: row 0", "`correct_choice` is not a number")]
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -425,17 +445,18 @@ def test_own_data_has_the_same_checks(tmp_path: Path) -> None:
         {"video": "b.mp4", "question": "q", "answer": "words", "subtitles": "b.srt"},
         {"video": "a.mp4", "question": "when", "type": "temporal", "answer": "later"},
         {"video": "a.mp4", "question": "q", "options": ["x", "y"]},
+        {"video": "c" * 5000, "question": "q"},
     ]
     path = tmp_path / "mine.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in rows))
     loaded = load_own(path)
     assert isinstance(loaded, Loaded)
     assert (loaded.name, loaded.source) == ("mine", str(path))
-    assert [sample.answer for sample in loaded.samples] == ["B", None, "words", None, None]
+    assert [sample.answer for sample in loaded.samples] == ["B", None, "words", None, None, None]
     assert loaded.samples[0].metadata == {"bench": "mine", "subtitles": str(tmp_path / "a.srt")}
     assert loaded.samples[1].metadata == {"bench": "mine", "topic": "t", "gold_missing": "z"}
-    assert loaded.missing == {str(tmp_path / "b.mp4")}
-    assert loaded.counts() == {"gold": 2, "video": 1, "subtitles": 1}
+    assert loaded.missing == {str(tmp_path / "b.mp4"), str(tmp_path / ("c" * 5000))}
+    assert loaded.counts() == {"gold": 2, "video": 2, "subtitles": 1}
     path.write_text(json.dumps({**rows[0], "subtitles": 3}))
     with pytest.raises(DataError, match="`subtitles` must be a path"):
         load_own(path)

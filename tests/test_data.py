@@ -27,6 +27,15 @@ def test_samples_are_read_with_their_defaults(tmp_path: Path) -> None:
     assert third.type == "temporal"
 
 
+def test_only_a_line_break_ends_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    questions = ["one\u2028two", "three\x85four", "five"]
+    rows = [{"video": "a.mp4", "question": question} for question in questions]
+    text = "\ufeff" + "\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    path.write_text(text, encoding="utf-8", newline="")
+    assert [sample.question for sample in read_samples(path)] == questions
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

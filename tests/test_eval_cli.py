@@ -160,3 +160,22 @@ def test_evaluate_in_python(tmp_path: Path, server: Server) -> None:
     assert bench.name == "mlvu.jsonl"  # not to be taken for the benchmark
     assert bench.blocks[0].accuracy == 1.0
     assert server.requests[0]["max_tokens"] == 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--bench", "mlvu", "--source", "mvlu=here"), 6, "mvlu=here: mvlu is not evaluated"),
+        (("--bench", "mlvu", "--videos", "charades=here"), 6, "charades=here: charades is not evaluated"),
+        (("--bench", "mlvu", "--source", "a", "--source", "b"), 2, "two directories for all benchmarks: a and b"),
+        (("--bench", "mlvu", "--source", "mlvu=a=b"), 6, "a=b: no such directory"),
+        (("--bench", "lab", "--mode", ","), 2, "names no mode"),
+        (("--bench", "lab", "--prompt", "crop=a=b"), 2, "a=b: cannot be read"),
+    ],
+)
+def test_arguments_that_mean_nothing_are_refused(
+    arguments: tuple[str, ...], code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments, "--out", tmp_path / "run") == code
+    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert not (tmp_path / "run").exists()

@@ -19,14 +19,14 @@ from conftest import CASES
 from rich.console import Console
 
 from paravt.bench.compare import compare
-from paravt.bench.evaluate import Asked, Plan, Shard, prepare, run_evaluation
+from paravt.bench.evaluate import Plan, run_evaluation
 from paravt.bench.identity import fingerprint, served_model
-from paravt.bench.loaded import Fault, Loaded
+from paravt.bench.loaded import Fault, Loaded, Shard
 from paravt.bench.merge import merge_runs
 from paravt.bench.modes import MODES, run_sample
 from paravt.bench.report import write_report
-from paravt.bench.results import read_run
-from paravt.bench.runner import Job, Place, Played, run_jobs
+from paravt.bench.results import Result, read_run
+from paravt.bench.runner import Job, Place, run_jobs
 from paravt.bench.summary import Summary, summarise
 from paravt.chat import MessageChat
 from paravt.engines.base import Completion, Prompt, Sampling
@@ -70,8 +70,8 @@ def samples(count: int, videos: Sequence[str] = (VIDEO,)) -> tuple[Sample, ...]:
     )
 
 
-def asked(rows: Sequence[Sample], shard: Shard | None = None) -> Asked:
-    return prepare(Loaded("mine", "here", tuple(rows)), "mine", shard=shard)
+def asked(rows: Sequence[Sample], shard: Shard | None = None) -> Loaded:
+    return Loaded("mine", "here", tuple(rows), title="mine").part(shard)
 
 
 def play(
@@ -198,7 +198,7 @@ def test_missing_videos_are_left_out_and_said(tmp_path: Path) -> None:
     loaded = Loaded("mine", "here", rows, (Fault("video", "gone.mp4", "no such file"),))
     engine = Answerer()
     plan = Plan(DIRECT, served_model("m"), DIRECT.config(frame_budget=1))
-    run = run_evaluation([prepare(loaded, "mine")], plan, [Place("here", engine)], FrameReader(), tmp_path, QUIET)
+    run = run_evaluation([loaded], plan, [Place("here", engine)], FrameReader(), tmp_path, QUIET)
     summary = asyncio.run(run)
     assert engine.asked == {"q0": 1, "q2": 1}
     assert (summary.played, summary.unplayed, summary.benches[0].faults) == (2, 1, {"video": 1})
@@ -217,17 +217,17 @@ def test_a_dead_place_costs_no_row() -> None:
         return await run_sample(sample, engine, DIRECT, DIRECT.config(frame_budget=1), reader=reader)
 
     reader = FrameReader()
-    done: list[Played] = []
+    done: list[Result] = []
     jobs = [Job("b", sample) for sample in samples(60)]
     asyncio.run(run_jobs(jobs, [Place("dead", dead), Place("good", good)], player, done.append, concurrency=2))
-    assert sorted(played.job.sample.id for played in done) == sorted(f"s{n}" for n in range(60))
+    assert sorted(played.episode.sample.id for played in done) == sorted(f"s{n}" for n in range(60))
     assert all(played.episode.scored and played.place == "good" for played in done)
     assert asked_of[id(dead)] < 12
 
 
 def test_if_nothing_answers_the_run_stops_and_leaves_the_rest() -> None:
     dead = Answerer(lambda question: EngineError("no route to host"))
-    played: list[Played] = []
+    played: list[Result] = []
 
     async def player(sample: Sample, engine: Any) -> Episode:
         return await run_sample(sample, engine, DIRECT, DIRECT.config(frame_budget=1), reader=FrameReader())
@@ -286,12 +286,64 @@ def test_reports_escape_what_models_and_files_say(tmp_path: Path) -> None:
 
 
 def test_published_rows_stand_beside_ours_and_are_marked(tmp_path: Path) -> None:
-    loaded = Loaded("mlvu", "here", samples(4))
     plan = Plan(DIRECT, served_model("m"), DIRECT.config(frame_budget=1))
-    bench = prepare(loaded, "MLVU", ("kind",), "kind")
+    bench = Loaded("mlvu", "here", samples(4), (), "MLVU", ("kind",), "kind")
     asyncio.run(run_evaluation([bench], plan, [Place("here", Answerer())], FrameReader(), tmp_path, QUIET))
     write_report([tmp_path], tmp_path)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     ours, published = page.index("100.0 (2.5"), page.index("ParaVT-8B (published)")
     assert ours < published
     assert page[:published].rindex('<tr class="published">') > ours
+
+
+# ---------------------------------------------------------------------------------------------------- damage
+
+
+@pytest.mark.parametrize("name", ["recipe.json", "benches.json", "samples.jsonl", "rows.jsonl", "grades.jsonl"])
+@pytest.mark.parametrize("text", [b"\xff\xfe\0\n", b"[" * 100_000 + b"\n", b"null\n", b"{}\n", b"\0\0\0\n"])
+def test_a_damaged_file_is_one_line(tmp_path: Path, name: str, text: bytes) -> None:
+    play(tmp_path, samples(2), Answerer())
+    (tmp_path / name).write_bytes(text)
+    with pytest.raises(DataError, match=name):
+        summarise(read_run(tmp_path))
+    with pytest.raises((DataError, RecipeError), match=rf"{name}|another recipe"):
+        play(tmp_path, samples(2), Answerer())
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("rows.jsonl", '"answer": "', '"answer": {}, "x": "'),
+        ("rows.jsonl", '"place": "here", ', ""),
+        ("rows.jsonl", '"timings": {', '"timings": [], "x": {'),
+        ("rows.jsonl", '"id": "s1"', '"id": ["s1"]'),
+        ("samples.jsonl", '"video": "', '"x": "'),
+        ("samples.jsonl", '"answer": "B"', '"answer": 5'),
+        ("samples.jsonl", '"id": "s1"', '"id": {}'),
+        ("benches.json", '"title": "mine"', '"title": null'),
+        ("benches.json", '"faults": []', '"faults": [5]'),
+        ("recipe.json", '"frame_budget": 1', '"frame_budget": "x"'),
+    ],
+)
+def test_values_of_another_type_are_one_line(tmp_path: Path, name: str, old: str, new: str) -> None:
+    play(tmp_path, samples(2), Answerer())
+    text = (tmp_path / name).read_text(encoding="utf-8")
+    assert old in text
+    (tmp_path / name).write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(DataError, match=name):
+        summarise(read_run(tmp_path))
+
+
+def test_a_run_without_its_questions_is_no_run(tmp_path: Path) -> None:
+    play(tmp_path, samples(2), Answerer())
+    (tmp_path / "samples.jsonl").unlink()
+    with pytest.raises(DataError, match=r"no samples\.jsonl in it"):
+        read_run(tmp_path)
+
+
+def test_texts_that_no_file_can_hold_are_reported_all_the_same(tmp_path: Path) -> None:
+    rows = [replace(one, metadata={"kind": chr(0xD800 + n)}) for n, one in enumerate(samples(2))]
+    play(tmp_path, rows, Answerer())
+    write_report([tmp_path], tmp_path)
+    assert "\N{REPLACEMENT CHARACTER}" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "\N{REPLACEMENT CHARACTER}" in (tmp_path / "report.md").read_text(encoding="utf-8")

@@ -18,7 +18,8 @@ from conftest import CASES
 
 from paravt.bench.compare import compare
 from paravt.bench.intervals import bootstrap, mcnemar, share_interval
-from paravt.bench.results import Bench, Result, Run, recipe_hash
+from paravt.bench.loaded import Loaded
+from paravt.bench.results import Result, Run
 from paravt.bench.scoring import verdict
 from paravt.bench.summary import summarise
 from paravt.bench.tables import with_interval
@@ -37,12 +38,11 @@ def episode(sample: Sample, answer: str | None, *errors: EpisodeError) -> Episod
     return Episode(sample, 8, "parallel", Trace("main", "main"), (), (), answer, errors=errors)
 
 
-def run(*episodes: Episode, bench: Bench | None = None, grades: Mapping[str, Score] | None = None) -> Run:
-    config = recipe_hash(RECIPE)
-    samples = {("b", one.sample.id): one.sample for one in episodes}
-    results = {("b", one.sample.id): Result("b", config, 1, "here", one) for one in episodes}
+def run(*episodes: Episode, bench: Loaded | None = None, grades: Mapping[str, Score] | None = None) -> Run:
+    loaded = replace(bench or Loaded("b", "", ()), samples=tuple(one.sample for one in episodes))
+    results = {("b", one.sample.id): Result("b", 1, "here", one) for one in episodes}
     known = {("b", id): grade for id, grade in (grades or {}).items()}
-    return Run(Path("run"), RECIPE, {"b": bench or Bench("b", "B")}, samples, results, known, grades is not None)
+    return Run(Path("run"), RECIPE, {"b": loaded}, results, known, grades is not None)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_counts_and_scores_of_a_benchmark() -> None:
     ]
     summary = summarise(run(*rows))
     (block,) = summary.benches[0].blocks
-    assert (block.asked, block.counts.rows, block.counts.graded) == (5, 5, 4)
+    assert (block.asked, block.counts.rows, block.counts.no_gold) == (5, 5, 1)
     counts = block.counts
     found = (counts.right, counts.wrong, counts.unparsable, counts.failed, counts.no_gold)
     assert found == (1, 1, 1, 1, 1)
@@ -148,15 +148,15 @@ def test_breakdowns_compare_names_and_lists_count_for_each_entry() -> None:
         episode(choice("2", task="reorder", skills=["b"]), "C"),
         episode(choice("3", task="order", skills=None), "B"),
     ]
-    bench = Bench("b", "B", breakdown=("task", "skills"), macro="task")
+    bench = Loaded("b", "", (), breakdown=("task", "skills"), macro="task")
     (block,) = summarise(run(*rows, bench=bench)).benches[0].blocks
     tasks = block.breakdowns["task"]
-    assert {name: (part.rows, part.accuracy) for name, part in tasks.parts.items()} == {
+    assert {name: (part.rows, part.accuracy) for name, part in tasks.items()} == {
         "order": (2, 1),
         "reorder": (1, 0),
     }
     assert (block.macro, block.accuracy) == (0.5, pytest.approx(2 / 3))
-    skills = block.breakdowns["skills"].parts
+    skills = block.breakdowns["skills"]
     assert {name: (part.rows, part.accuracy) for name, part in skills.items()} == {"a": (1, 1), "b": (2, 0.5)}
 
 

@@ -177,6 +177,8 @@ CUSTOM_CALL = {"id": "1", "type": "custom", "custom": {"name": "a", "input": "b"
         (body({"content": [{"type": "text", "text": "x"}]}), "content is"),
         (body({"content": None, "tool_calls": [CUSTOM_CALL]}, "tool_calls"), "the function of a tool call is 'null'"),
         (body({"content": "x"}, usage={"prompt_tokens": "many"}), "prompt_tokens is 'many'"),
+        (body({"content": "x"}, usage={"prompt_tokens": -1}), "prompt_tokens is '-1'"),
+        (body({"content": "x"}, usage={"completion_tokens": 10**400}), "completion_tokens is '1000"),
         (b'{"choices": {}}', "choices is '{}'"),
         (b"[" * 100_000, "no JSON but"),
         (b"\xff\xfe", "no JSON but"),

@@ -8,18 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
+from paravt.answers import LETTERS
 from paravt.bench.files import Files, download_tables, find_tables
-from paravt.bench.loaded import Fault, FaultKind, Loaded, MissingRow, MissingVideos, missing_videos
+from paravt.bench.loaded import Fault, Loaded
 from paravt.bench.resolve import Resolver
 from paravt.bench.rows import BadRow, Item, Question, read_items
 from paravt.errors import DataError
-
-__all__ = ["Benchmark", "Fault", "FaultKind", "Loaded", "Metric", "MissingRow", "MissingVideos", "missing_videos"]
-
-Metric = Literal["choice", "temporal"]
-"""choice: accuracy of option letters (rows with free answers are counted apart); temporal: mIoU and R@IoU."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +26,6 @@ class Benchmark:
     title: str
     """As in tables."""
     hub_id: str
-    split: str
-    metric: Metric
     rows: int
     """As published."""
     videos: int | None
@@ -77,6 +70,8 @@ class Benchmark:
                     if isinstance(item, BadRow):
                         raise item
                     found = self.questions(item)
+                    if (most := max((len(question.options) for question in found), default=0)) > len(LETTERS):
+                        raise BadRow(f"{most} options; {len(LETTERS)} can be lettered")
                 except BadRow as error:
                     resolver.fault("row", f"{table}: row {number}", str(error))
                     rows += 1
@@ -96,4 +91,5 @@ class Benchmark:
             for have, want, what in sizes
             if want is not None and have != want
         ]
-        return Loaded(self.name, name, tuple(resolver.samples.values()), (*cut, *faults))
+        samples = tuple(resolver.samples.values())
+        return Loaded(self.name, name, samples, (*cut, *faults), self.title, self.breakdown, self.macro)

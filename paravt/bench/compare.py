@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
@@ -11,7 +11,7 @@ from paravt.bench.intervals import Interval, bootstrap, mcnemar
 from paravt.bench.results import Key, Run, question_hash
 from paravt.bench.scoring import Verdict
 from paravt.bench.summary import verdicts
-from paravt.types import AnswerType
+from paravt.types import AnswerType, Sample
 
 
 @dataclass(frozen=True)
@@ -55,72 +55,66 @@ class Comparison:
 def compare(one: Run, other: Run) -> list[Comparison]:
     """For each benchmark and type that both have rows of. Questions are paired by id; one whose text or options
     differ between the runs is not the same question."""
-    found, others = verdicts(one), verdicts(other)
-    common = [
+    runs = (verdicts(one), verdicts(other))
+    common = {
         key
-        for key, sample in one.samples.items()
-        if key in found and key in others and question_hash(sample) == question_hash(other.samples[key])
-    ]
+        for key in runs[0].keys() & runs[1].keys()
+        if question_hash(one.samples[key]) == question_hash(other.samples[key])
+    }
     groups: dict[tuple[str, AnswerType], list[Key]] = {}
-    for key in common:
-        groups.setdefault((key[0], one.samples[key].type), []).append(key)
-    paired = set(common)
+    for key, sample in one.samples.items():
+        if key in common:
+            groups.setdefault((key[0], sample.type), []).append(key)
     out = []
     for (bench, kind), keys in groups.items():
         alone = sum(
-            key[0] == bench and run.samples[key].type == kind and key not in paired
+            key[0] == bench and run.samples[key].type == kind and key not in common
             for run in (one, other)
             for key in run.results
         )
-        if (comparison := _compare(one, bench, kind, keys, found, others, alone)) is not None:
+        rows = [(one.samples[key], runs[0][key], runs[1][key]) for key in keys]
+        if (comparison := _compare(bench, kind, rows, alone)) is not None:
             out.append(comparison)
     return out
 
 
 def _compare(
-    run: Run,
-    bench: str,
-    kind: AnswerType,
-    keys: list[Key],
-    found: Mapping[Key, Verdict],
-    others: Mapping[Key, Verdict],
-    alone: int,
+    bench: str, kind: AnswerType, rows: Sequence[tuple[Sample, Verdict, Verdict]], alone: int
 ) -> Comparison | None:
-    failed = sum("failed" in (found[key].outcome, others[key].outcome) for key in keys)
     pairs = [
-        (key, first, second)
-        for key in keys
-        if (first := found[key].value) is not None and (second := others[key].value) is not None
+        (row, value, other)
+        for row in rows
+        if (value := row[1].value) is not None and (other := row[2].value) is not None
     ]
     if not pairs:
         return None
     flips = tuple(
         Flip(
             bench=bench,
-            id=key[1],
-            question=run.samples[key].question,
-            reference=run.samples[key].answer,
-            one=found[key].answer,
-            other=others[key].answer,
-            direction="gained" if others[key].outcome == "right" else "lost",
+            id=sample.id,
+            question=sample.question,
+            reference=sample.answer,
+            one=first.answer,
+            other=second.answer,
+            direction="gained" if second.outcome == "right" else "lost",
         )
-        for key, _, _ in pairs
-        if (found[key].outcome == "right") != (others[key].outcome == "right")
+        for (sample, first, second), _, _ in pairs
+        if (first.outcome == "right") != (second.outcome == "right")
     )
     gained = sum(flip.direction == "gained" for flip in flips)
-    differences = [second - first for _, first, second in pairs]
+    differences = [other - value for _, value, other in pairs]
     return Comparison(
         bench=bench,
         type=kind,
         pairs=len(pairs),
-        one=fmean(first for _, first, _ in pairs),
-        other=fmean(second for _, _, second in pairs),
+        one=fmean(value for _, value, _ in pairs),
+        other=fmean(other for _, _, other in pairs),
         difference=fmean(differences),
-        interval=bootstrap(differences, [run.samples[key].video for key, _, _ in pairs]),
+        interval=bootstrap(differences, [row[0].video for row, _, _ in pairs]),
         gained=gained,
         lost=len(flips) - gained,
         p=mcnemar(len(flips) - gained, gained),
-        failed=failed,
+        failed=sum("failed" in (first.outcome, second.outcome) for _, first, second in rows),
         alone=alone,
         flips=flips,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +15,16 @@ from paravt.bench.identity import recipe
 from paravt.bench.loaded import Loaded
 from paravt.bench.modes import Mode, run_sample
 from paravt.bench.progress import RunProgress
-from paravt.bench.results import Bench, Result, RowsFile, read_run, recipe_hash, recipe_text, write_samples
-from paravt.bench.runner import Job, Place, Play, Played, run_jobs
+from paravt.bench.results import Result, add_result, cut_last_line, read_run, recipe_text, write_benches
+from paravt.bench.runner import Job, Place, run_jobs
 from paravt.bench.scoring import verdict
-from paravt.bench.summary import Summary, summarise, write_summary
+from paravt.bench.summary import Summary, sum_up
 from paravt.engines.base import Engine
 from paravt.episode_config import EpisodeConfig
 from paravt.judge import Judge
 from paravt.provenance import claim_run
 from paravt.types import Episode, Sample
 from paravt.video import FrameSource
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A benchmark as it is asked in this run: all of its questions, or those of a shard."""
-
-    bench: Bench
-    loaded: Loaded
 
 
 @dataclass(frozen=True)
@@ -50,40 +42,8 @@ class Plan:
     """Of a question that an engine fails on."""
 
 
-@dataclass(frozen=True)
-class Shard:
-    """Part `number` of `of`, counted from 1. Questions about one video are in one part."""
-
-    number: int = 1
-    of: int = 1
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.number <= self.of:
-            raise ValueError(f"shard {self.number}/{self.of}: the first is 1/{self.of}, the last {self.of}/{self.of}")
-
-
-def prepare(
-    loaded: Loaded,
-    title: str,
-    breakdown: tuple[str, ...] | None = None,
-    macro: str | None = None,
-    *,
-    shard: Shard | None = None,
-    limit: int | None = None,
-) -> Asked:
-    """The questions that are asked: of the first `limit`, those of a shard; and what is wrong with these."""
-    part = shard or Shard()
-    samples = loaded.samples[:limit]
-    places = {video: place for place, video in enumerate(dict.fromkeys(sample.video for sample in samples))}
-    mine = tuple(sample for sample in samples if places[sample.video] % part.of == part.number - 1)
-    videos = {sample.video for sample in mine}
-    faults = tuple(fault for fault in loaded.faults if fault.kind != "video" or fault.where in videos)
-    bench = Bench(loaded.name, title, loaded.source, breakdown, macro, faults)
-    return Asked(bench, replace(loaded, samples=mine, faults=faults))
-
-
 async def run_evaluation(
-    asked: Sequence[Asked],
+    asked: Sequence[Loaded],
     plan: Plan,
     places: Sequence[Place],
     reader: FrameSource,
@@ -96,50 +56,30 @@ async def run_evaluation(
     Raises RecipeError if `out` has a run of another configuration or is in use, OSError if it cannot be written to,
     EngineError if nothing succeeds any more.
     """
-    made = recipe(plan.mode, plan.model, plan.config)
-    with claim_run(out, recipe_text(made)):
-        write_samples(out, [one.bench for one in asked], {one.bench.name: one.loaded.samples for one in asked})
-        with RowsFile(out / "rows.jsonl") as rows:
-            await _play(asked, plan, places, reader, out, console, rows, recipe_hash(made))
+    with claim_run(out, recipe_text(recipe(plan.mode, plan.model, plan.config))):
+        write_benches(out, asked)
+        cut = cut_last_line(out / "rows.jsonl")
+        run = read_run(out)
+        wanted = [Job(one.name, sample) for one in asked for sample in one.playable]
+        done = {key for key, result in run.results.items() if result.episode.scored}
+        jobs = [job for job in wanted if (job.bench, job.sample.id) not in done]
+        kept = len(wanted) - len(jobs)
+        if cut or kept or run.strangers:
+            also = f", {run.strangers} of other questions" if run.strangers else ""
+            console.print(Text(f"eval: {kept} of {len(wanted)} rows are there already{also}"), soft_wrap=True)
+        with RunProgress(console, len(wanted)) as progress:
+            for job in wanted:
+                if (job.bench, job.sample.id) in done:
+                    progress.add(verdict(run.results[job.bench, job.sample.id].episode), earlier=True)
+
+            async def play(sample: Sample, engine: Engine) -> Episode:
+                return await run_sample(sample, engine, plan.mode, plan.config, reader=reader)
+
+            def record(result: Result) -> None:
+                add_result(out, result, run.config)
+                progress.add(verdict(result.episode))
+
+            await run_jobs(jobs, places, play, record, concurrency=plan.concurrency, tries=plan.tries)
         if judge is not None:
             await grade_answers(out, judge, console)
-        summary = summarise(read_run(out))
-        write_summary(summary, out / "summary.json")
-    return summary
-
-
-async def _play(
-    asked: Sequence[Asked],
-    plan: Plan,
-    places: Sequence[Place],
-    reader: FrameSource,
-    out: Path,
-    console: Console,
-    rows: RowsFile,
-    config: str,
-) -> None:
-    run = read_run(out)
-    wanted = [Job(one.bench.name, sample) for one in asked for sample in one.loaded.playable]
-    done = {key for key, result in run.results.items() if result.episode.scored}
-    jobs = [job for job in wanted if (job.bench, job.sample.id) not in done]
-    kept = len(wanted) - len(jobs)
-    if rows.cut or kept or run.strangers:
-        also = f", {run.strangers} of other questions" if run.strangers else ""
-        console.print(Text(f"eval: {kept} of {len(wanted)} rows are there already{also}"), soft_wrap=True)
-    with RunProgress(console, len(wanted)) as progress:
-        for job in wanted:
-            if (job.bench, job.sample.id) in done:
-                progress.add(verdict(run.results[job.bench, job.sample.id].episode), earlier=True)
-
-        def record(played: Played) -> None:
-            rows.add(Result(played.job.bench, config, played.tries, played.place, played.episode))
-            progress.add(verdict(played.episode))
-
-        await run_jobs(jobs, places, _player(plan, reader), record, concurrency=plan.concurrency, tries=plan.tries)
-
-
-def _player(plan: Plan, reader: FrameSource) -> Play:
-    async def play(sample: Sample, engine: Engine) -> Episode:
-        return await run_sample(sample, engine, plan.mode, plan.config, reader=reader)
-
-    return play
+        return sum_up(out)

@@ -117,7 +117,7 @@ def file_problem(path: Path) -> str:
     """Why a file can't be what it should be, looking at it from outside; "" if nothing speaks against it."""
     size = _size(path)
     if size < 0:
-        return f"{path} is a link to nothing" if path.is_symlink() else "no such file"
+        return f"{path} is a link to nothing" if os.path.islink(path) else "no such file"
     if not path.is_file():
         return f"{path} is not a file"
     if size == 0:

@@ -8,13 +8,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from paravt.bench.results import Result, Run, add_grade, read_run
+from paravt.bench.results import Result, Run, add_grade, cut_last_line, read_run
 from paravt.judge import Judge
 
 
 async def grade_answers(out: Path, judge: Judge, console: Console) -> None:
     """Grade the open answers of a run that have no grade yet. Answers that the judge fails on stay without one, are
     counted as failed, and are tried again by the next call. Raises OSError if the grades cannot be written."""
+    cut_last_line(out / "grades.jsonl")
     run = read_run(out)
     waiting = [result for result in run.results.values() if _wants_grade(run, result)]
     failed = 0
@@ -23,11 +24,9 @@ async def grade_answers(out: Path, judge: Judge, console: Console) -> None:
         nonlocal failed
         sample, answer = result.episode.sample, result.episode.answer
         score = await judge.score(sample, answer)
-        if answer is None or sample.answer is None:
-            return
         failed += not score.scored
         # one without a value says that there was a judge at all
-        add_grade(out, result.key, answer, sample.answer, judge.model, score)
+        add_grade(out, result, judge.model, score)
 
     await asyncio.gather(*(grade(result) for result in waiting))
     cost = judge.cost

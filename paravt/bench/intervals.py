@@ -13,8 +13,6 @@ import numpy as np
 
 RESAMPLES = 2000
 _SEED = 0
-_AT_ONCE = 2_000_000
-"""Numbers drawn at a time: bounds the memory for large benchmarks."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +33,10 @@ def bootstrap(values: Sequence[float], videos: Sequence[Hashable]) -> Interval |
     cluster = np.array([places[video] for video in videos])
     sums = np.bincount(cluster, np.asarray(values, float))
     sizes = np.bincount(cluster).astype(float)
-    count = len(places)
     random = np.random.default_rng(_SEED)
-    means: list[np.ndarray] = []
-    step = max(1, _AT_ONCE // count)
-    for first in range(0, RESAMPLES, step):
-        drawn = random.integers(count, size=(min(step, RESAMPLES - first), count))
-        means.append(sums[drawn].sum(1) / sizes[drawn].sum(1))
-    low, high = np.quantile(np.concatenate(means), (0.025, 0.975))
+    draws = (random.integers(len(places), size=len(places)) for _ in range(RESAMPLES))
+    means = [sums[drawn].sum() / sizes[drawn].sum() for drawn in draws]
+    low, high = np.quantile(means, (0.025, 0.975))
     return Interval(float(low), float(high))
 
 

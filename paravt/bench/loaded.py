@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -39,11 +38,17 @@ class Loaded:
     """The benchmark's name, or the file's without suffix."""
     source: str
     """Where it was read: a directory, or a hub id and its revision."""
-    samples: tuple[Sample, ...]
+    samples: tuple[Sample, ...] = ()
     """In the order of the file, ids unique; a sample whose video is missing is among them. `metadata` has "bench" (this
     `name`), the keys that `Benchmark.breakdown` lists, "gold_missing" (what the row gives, where `answer` is None for
     a fault "gold"), and "subtitles" where there are some (see `paravt.subtitles`)."""
     faults: tuple[Fault, ...] = ()
+    title: str = ""
+    """As in tables."""
+    breakdown: tuple[str, ...] | None = None
+    """Keys of metadata that scores are broken down by; None: all that sort the samples into a few kinds."""
+    macro: str | None = None
+    """The key whose values' accuracies are averaged for the macro accuracy; None: there is none."""
 
     @property
     def missing(self) -> frozenset[str]:
@@ -59,44 +64,43 @@ class Loaded:
     def counts(self) -> Counter[FaultKind]:
         return Counter(fault.kind for fault in self.faults)
 
+    def part(self, shard: Shard | None = None, limit: int | None = None) -> Loaded:
+        """Of the first `limit` questions those of a shard, and what is wrong with these."""
+        part, samples = shard or Shard(), self.samples[:limit]
+        places = {video: place for place, video in enumerate(dict.fromkeys(sample.video for sample in samples))}
+        mine = tuple(sample for sample in samples if places[sample.video] % part.of == part.number - 1)
+        videos = {sample.video for sample in mine}
+        faults = tuple(fault for fault in self.faults if fault.kind != "video" or fault.where in videos)
+        return replace(self, samples=mine, faults=faults)
+
+    def missing_folders(self) -> list[MissingFolder]:
+        """Folders in which something is missing."""
+        missing = self.missing
+        paths = dict.fromkeys(sample.video for sample in self.samples)
+        there = Counter(str(Path(path).parent) for path in paths)
+        gone = Counter(str(Path(path).parent) for path in paths if path in missing)
+        questions = Counter(str(Path(sample.video).parent) for sample in self.samples if sample.video in missing)
+        return [MissingFolder(folder, there[folder], gone[folder], questions[folder]) for folder in sorted(gone)]
+
 
 @dataclass(frozen=True)
-class MissingRow:
-    """A line of the table of missing videos: one folder of one benchmark."""
+class Shard:
+    """Part `number` of `of`, counted from 1. Questions about one video are in one part."""
 
-    bench: str
+    number: int = 1
+    of: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.of:
+            raise ValueError(f"shard {self.number}/{self.of}: the first is 1/{self.of}, the last {self.of}/{self.of}")
+
+
+@dataclass(frozen=True)
+class MissingFolder:
+    """A folder of a benchmark with missing videos."""
+
     folder: str
     videos: int
     missing: int
     questions: int
     """That cannot be asked."""
-
-
-@dataclass(frozen=True)
-class MissingVideos:
-    """What is missing before anything is asked. Empty `rows`: nothing is."""
-
-    rows: tuple[MissingRow, ...]
-    """Folders in which something is missing."""
-    videos: tuple[tuple[str, str, str], ...]
-    """(bench, path, reason) of each missing video."""
-
-    def __bool__(self) -> bool:
-        return bool(self.videos)
-
-
-def missing_videos(loaded: Sequence[Loaded]) -> MissingVideos:
-    """The missing videos of several benchmarks, by folder."""
-    rows: list[MissingRow] = []
-    videos: list[tuple[str, str, str]] = []
-    for one in loaded:
-        missing = one.missing
-        videos += [(one.name, fault.where, fault.message) for fault in one.faults if fault.kind == "video"]
-        paths = dict.fromkeys(sample.video for sample in one.samples)
-        there = Counter(str(Path(path).parent) for path in paths)
-        gone = Counter(str(Path(path).parent) for path in paths if path in missing)
-        questions = Counter(str(Path(sample.video).parent) for sample in one.samples if sample.video in missing)
-        rows += [
-            MissingRow(one.name, folder, there[folder], gone[folder], questions[folder]) for folder in sorted(gone)
-        ]
-    return MissingVideos(tuple(rows), tuple(videos))

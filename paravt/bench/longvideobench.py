@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from paravt.answers import LETTERS
 from paravt.bench.base import Benchmark
 from paravt.bench.rows import BadRow, Item, Question
 
@@ -31,7 +32,7 @@ def _questions(item: Item) -> list[Question]:
             video=item.text("video_path"),
             text=item.text("question"),
             options=tuple(options),
-            gold=chr(ord("A") + int(right)) if right in range(26) else f"{right:g}",
+            gold=LETTERS[int(right)] if right in range(len(LETTERS)) else f"{right:g}",
             metadata={key: item.maybe(key) for key in _KEYS},
             subtitles=item.maybe("subtitle_path"),
             subtitles_offset=item.number_of("starting_timestamp_for_subtitles") if has_offset else 0.0,
@@ -43,8 +44,6 @@ LONGVIDEOBENCH = Benchmark(
     name="longvideobench",
     title="LongVideoBench",
     hub_id="longvideobench/LongVideoBench",
-    split="validation",
-    metric="choice",
     rows=1337,
     videos=None,
     tables=("validation-*.parquet", "data/validation-*.parquet", "*/validation-*.parquet", "lvb_val.json"),

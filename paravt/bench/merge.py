@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from paravt.bench.results import Bench, Key, Run, read_benches, read_run, recipe_text, sample_rows, write_about
+from paravt.bench.loaded import Loaded
+from paravt.bench.results import Run, read_run, recipe_text, write_benches
 from paravt.errors import DataError
 from paravt.files import write_whole
 from paravt.provenance import claim_run
@@ -26,19 +26,20 @@ def merge_runs(paths: Sequence[str | Path], out: Path) -> Run:
     for run in runs[1:]:
         if run.config != first.config:
             raise DataError(f"{run.path}: of another configuration than {first.path}; runs are merged if they have one")
-    benches: dict[str, Bench] = {}
-    samples: dict[Key, dict[str, Any]] = {}
+    benches: dict[str, Loaded] = {}
     for run in runs:
-        for bench in read_benches(run.path).values():
-            known = benches.get(bench.name, bench)
-            benches[bench.name] = replace(known, faults=tuple(dict.fromkeys((*known.faults, *bench.faults))))
-        for key, row in sample_rows(run.path):
-            if samples.setdefault(key, row) != row:
-                raise DataError(f"{run.path}: the question {key[1]} of {key[0]} is another one in {first.path}")
+        for bench in run.benches.values():
+            known = benches.setdefault(bench.name, bench)
+            samples = {sample.id: sample for sample in known.samples}
+            for sample in bench.samples:
+                if samples.setdefault(sample.id, sample) != sample:
+                    raise DataError(f"{run.path}: the question {sample.id} of {bench.name} is not that of other parts")
+            faults = tuple(dict.fromkeys((*known.faults, *bench.faults)))
+            benches[bench.name] = replace(known, samples=tuple(samples.values()), faults=faults)
     with claim_run(out, recipe_text(first.recipe)):
         if (out / "rows.jsonl").exists():
             raise DataError(f"{out}: has rows already; merge into a new directory")
-        write_about(out, benches.values(), samples.values())
+        write_benches(out, benches.values())
         for name in _APPENDED:
             texts = [_whole_lines(run.path / name) for run in runs]
             if any(texts) or name == "rows.jsonl":

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from paravt.agent import run_episode
-from paravt.bench.protocols import StopAt, conan, direct, longvt, qwen3_vl, video_r1, videozoomer
-from paravt.bench.protocols.common import USER_PLACEHOLDERS
+from paravt.bench.protocols import CONAN, DIRECT, LONGVT, QWEN3_VL, VIDEO_R1, VIDEOZOOMER, StopAt
 from paravt.bench.protocols.videozoomer import STOP
 from paravt.engines.base import Engine
 from paravt.episode_config import EpisodeConfig, Event
 from paravt.errors import RecipeError, VideoError
-from paravt.prompts import Prompts, fill, read_prompt
+from paravt.prompts import Prompts, read_prompt
 from paravt.protocol import PARAVT, Protocol
 from paravt.types import Episode, Sample
 from paravt.video import FrameReader, FrameSource
@@ -27,25 +26,15 @@ _MOST_CHARS = 100_000
 """Of a prompt file."""
 
 
-def _ours(texts: Mapping[str, str]) -> Protocol:
-    return PARAVT
-
-
 @dataclass(frozen=True)
 class Mode:
     """One way to evaluate a model."""
 
     name: str
-    title: str
-    """For tables and help texts, one line."""
     main: str
-    """The text that a prompt file replaces: one of `texts`, or a field of `Prompts`."""
+    """The field of `Prompts` that a prompt file replaces."""
     prompts: Mapping[str, str] = field(default_factory=dict)
     """Fields of `Prompts` that are other ones in this mode."""
-    texts: Mapping[str, str] = field(default_factory=dict)
-    """What the protocol needs to be made."""
-    placeholders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """What may stand as `$name` in which of `texts`; the others are taken as they are."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Fields of EpisodeConfig that make the mode what it is."""
     budgets: Mapping[str, Any] = field(default_factory=dict)
@@ -54,8 +43,7 @@ class Mode:
     """Overview frames per second, at most `frame_budget` of them; None: always `frame_budget`."""
     stop: str | None = None
     """The closing tag that generation ends with."""
-    protocol: Callable[[Mapping[str, str]], Protocol] = field(default=_ours, repr=False)
-    """Made of `texts`."""
+    protocol: Protocol = field(default=PARAVT, repr=False)
 
     def config(self, **settings: Any) -> EpisodeConfig:
         """The configuration of an episode; `settings` go before the mode's budgets, not before what is fixed.
@@ -76,40 +64,21 @@ class Mode:
         return self.with_texts({self.main: text})
 
     def with_texts(self, texts: Mapping[str, str]) -> Mode:
-        """The mode with other texts, by their names. Raises RecipeError for an unknown name, or as `with_prompt`."""
-        names = [one.name for one in fields(Prompts)]
-        for name, text in texts.items():
-            if name in self.texts:
-                self._check(name, text)
-            elif name in names:
-                try:
-                    Prompts(**{name: text})
-                except ValueError as error:
-                    raise RecipeError(f"mode {self.name}: {error}") from error
-            else:
-                known = ", ".join(dict.fromkeys([*self.texts, *names]))
-                raise RecipeError(f"mode {self.name}: no prompt {name!r}; there are: {known}")
-        own = {name: text for name, text in texts.items() if name in self.texts}
-        others = {name: text for name, text in texts.items() if name not in self.texts}
-        return replace(self, texts={**self.texts, **own}, prompts={**self.prompts, **others})
-
-    def _check(self, name: str, text: str) -> None:
-        wanted = self.placeholders.get(name)
-        if wanted is None:  # taken as it is
-            return
-        listed = ", ".join(f"${one}" for one in wanted)
+        """The mode with other prompts, by their names. Raises RecipeError for one that the mode does not have, or as
+        `with_prompt`."""
+        known = [*self.prompts, *(one.name for one in fields(Prompts) if one.default and one.name not in self.prompts)]
+        if unknown := [name for name in texts if name not in known]:
+            raise RecipeError(f"mode {self.name}: no prompt {unknown[0]!r}; there are: {', '.join(known)}")
+        prompts = {**self.prompts, **texts}
         try:
-            filled = fill(text, **{one: f"\0{one}\0" for one in wanted})
-        except (ValueError, KeyError) as error:
-            raise RecipeError(
-                f"mode {self.name}: prompt {name}: a placeholder that is not one of: {listed} (a dollar sign is $$)"
-            ) from error
-        if "question" in wanted and "\0question\0" not in filled:
-            raise RecipeError(f"mode {self.name}: prompt {name} has no $question; it can have: {listed}")
+            Prompts(**prompts)
+        except ValueError as error:
+            raise RecipeError(f"mode {self.name}: {error}") from error
+        return replace(self, prompts=prompts)
 
     def recipe(self, config: EpisodeConfig) -> dict[str, Any]:
         """All that decides what a model is shown, as JSON values: for hashing, and for whoever reads the results."""
-        own = {"name": self.name, "texts": dict(self.texts), "frame_rate": self.frame_rate, "stop": self.stop}
+        own = {"name": self.name, "frame_rate": self.frame_rate, "stop": self.stop}
         return {"mode": own, "episode": asdict(self.apply(config))}
 
 
@@ -131,8 +100,7 @@ async def run_sample(
     if mode.frame_rate is not None:
         config = await _at_rate(config, sample, mode.frame_rate, reader)
     player = StopAt(engine, mode.stop) if mode.stop is not None else engine
-    protocol = mode.protocol(mode.texts)
-    return await run_episode(sample, player, config, reader=reader, on_event=on_event, protocol=protocol)
+    return await run_episode(sample, player, config, reader=reader, on_event=on_event, protocol=mode.protocol)
 
 
 async def _at_rate(config: EpisodeConfig, sample: Sample, rate: float, reader: FrameSource) -> EpisodeConfig:
@@ -161,103 +129,89 @@ def _text(name: str) -> str:
 # Frames come back to the one model there is, in one conversation that has to hold them.
 _FRAMES = {"evidence": "frames", "dispatch": "parallel"}
 _LONG = {"max_context_tokens": 65_536, "max_tokens": 4096, "force_answer": False}
-_USER = {"user": USER_PLACEHOLDERS}
 _QWEN25 = _text("qwen25_system")
 
 _ALL = (
-    Mode("agentic", "our agent: crops side by side, reports of sub-agents", "system", fixed={"dispatch": "parallel"}),
+    Mode("agentic", "system", fixed={"dispatch": "parallel"}),
     Mode(
         "agentic_frames",
-        "crops side by side, whose frames come back",
         "system",
         prompts={"system": _text("agentic_frames")},
         fixed=_FRAMES,
         budgets={"max_context_tokens": 65_536},
     ),
-    Mode("sequential", "one crop in each turn", "system_sequential", fixed={"dispatch": "sequential"}),
-    Mode("reasoning", "reasons on the overview, then answers", "system_direct", fixed={"dispatch": "none"}),
+    Mode("sequential", "system_sequential", fixed={"dispatch": "sequential"}),
+    Mode("reasoning", "system_direct", fixed={"dispatch": "none"}),
     Mode(
         "direct",
-        "answers at once",
         "system_direct",
         prompts={"system_direct": _text("direct")},
         fixed={"dispatch": "none"},
         budgets={"force_answer": False},
-        protocol=direct,
+        protocol=DIRECT,
     ),
     Mode(
         "qwen3_vl",
-        "Qwen3-VL with a tool in its own format",
         "user",
-        texts={"user": _text("qwen3_vl")},
-        placeholders=_USER,
+        prompts={"user": _text("qwen3_vl")},
         fixed=_FRAMES,
         budgets={**_LONG, "max_tokens": 2048, "max_turns": 3, "force_answer": True},
-        protocol=qwen3_vl,
+        protocol=QWEN3_VL,
     ),
     Mode(
         "longvt",
-        "LongVT with its tool",
         "user",
-        texts={"user": _text("longvt"), "system": _QWEN25},
-        placeholders=_USER,
+        prompts={"user": _text("longvt"), "system": _QWEN25},
         fixed=_FRAMES,
         budgets={**_LONG, "max_turns": 5, "crop_max_frames": 128},
         frame_rate=1.0,
-        protocol=longvt,
+        protocol=LONGVT,
     ),
     Mode(
         "longvt_reasoning",
-        "LongVT without its tool",
         "system_direct",
         prompts={"system_direct": _text("longvt_reasoning")},
         fixed={"dispatch": "none"},
         budgets=_LONG,
         frame_rate=1.0,
-        protocol=direct,
+        protocol=DIRECT,
     ),
     Mode(
         "video_r1",
-        "reasons with doubts, as Video-R1",
         "user",
-        texts={"user": _text("video_r1"), "system": _QWEN25},
-        placeholders=_USER,
+        prompts={"user": _text("video_r1"), "system": _QWEN25},
         fixed={"dispatch": "none"},
         budgets={"force_answer": False},
-        protocol=video_r1,
+        protocol=VIDEO_R1,
     ),
     Mode(
         "videozoomer",
-        "VideoZoomer: one <video_zoom> in each turn",
         "system",
-        texts={
+        prompts={
             "system": _text("videozoomer"),
             "user": _text("qwen3_vl"),
             "more": _text("videozoomer_more"),
             "last": _text("videozoomer_last"),
             "error": _text("videozoomer_error"),
         },
-        placeholders={**_USER, "system": ("frames",), "error": ("error", "frames")},
-        fixed={"evidence": "frames", "dispatch": "sequential"},
+        fixed={"evidence": "frames", "dispatch": "sequential", "crop_max_frames": 16},  # as its system turn says
         budgets={**_LONG, "max_turns": 5, "max_pixels": 100_352, "max_frames": 128},
         frame_rate=0.5,
         stop=STOP,
-        protocol=videozoomer,
+        protocol=VIDEOZOOMER,
     ),
     Mode(
         "conan",
-        "Conan: scores of frames and requests of clips",
         "user",
-        texts={
+        prompts={
             "user": _text("conan"),
             "system": _QWEN25,
             "more": _text("conan_more"),
             "last": _text("conan_last"),
         },
-        placeholders={**_USER, "last": ("form",)},
         fixed=_FRAMES,
         budgets={**_LONG, "frame_budget": 16, "max_turns": 3, "crop_max_frames": 8, "max_pixels": 448 * 252},
-        protocol=conan,
+        protocol=CONAN,
     ),
 )
 

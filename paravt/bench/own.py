@@ -34,7 +34,7 @@ def load_own(path: str | Path) -> Loaded:
             problem = file_problem(Path(sample.video))
             if problem:
                 faults.append(Fault("video", sample.video, problem))
-    return Loaded(path.stem, str(path), tuple(samples), tuple(faults))
+    return Loaded(path.stem, str(path), tuple(samples), tuple(faults), title=path.stem)
 
 
 def _with_subtitles(sample: Sample, path: Path) -> tuple[Sample, list[Fault]]:

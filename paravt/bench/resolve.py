@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from paravt.answers import extract_window
+from paravt.answers import LETTERS, extract_window
 from paravt.bench.files import Files
 from paravt.bench.loaded import Fault, FaultKind
 from paravt.bench.rows import Question
@@ -104,7 +104,7 @@ def check_gold(sample: Sample, may_be_text: bool = True) -> tuple[Sample, list[F
         if twice:
             faults.append(Fault("options", sample.id, f"several options are {twice[0][:60]!r}"))
         good, why = gold_letter(gold, sample.options), "is not exactly one of the options"
-        named = [letter for letter, option in zip("ABCDEFGHIJ", plain, strict=False) if option == gold.casefold()]
+        named = [letter for letter, option in zip(LETTERS, plain, strict=False) if option == gold.casefold()]
         if may_be_text and good is not None and named and named != [good]:
             good, why = None, f"is a letter, and the text of option {' and '.join(named)}"
     if good is not None:

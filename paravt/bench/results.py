@@ -15,14 +15,18 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from hashlib import blake2b
+from mmap import mmap
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from paravt.bench.loaded import Fault
+from pydantic import TypeAdapter
+
+from paravt.bench.loaded import Loaded
+from paravt.bench.stored import GRADE, HEAD, RECIPE, checked, read_json
 from paravt.episodes import episode_from_dict, episode_to_dict
 from paravt.errors import DataError
 from paravt.files import write_whole
@@ -33,25 +37,10 @@ Key = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Bench:
-    """What a run knows about a benchmark beside its samples."""
-
-    name: str
-    title: str
-    source: str = ""
-    breakdown: tuple[str, ...] | None = None
-    """Keys of metadata; None: all that sort the samples into a few kinds."""
-    macro: str | None = None
-    faults: tuple[Fault, ...] = ()
-
-
-@dataclass(frozen=True)
 class Result:
     """One attempt at one question. Its episode has texts, times and counts, but no token ids."""
 
     bench: str
-    config: str
-    """The hash of the configuration that it was played with."""
     tries: int
     """Attempts in the process that played it, this one included."""
     place: str
@@ -69,8 +58,7 @@ class Run:
 
     path: Path
     recipe: Mapping[str, Any]
-    benches: Mapping[str, Bench]
-    samples: Mapping[Key, Sample]
+    benches: Mapping[str, Loaded]
     results: Mapping[Key, Result]
     """The one that counts for each sample: the last that did not fail, or else the last."""
     grades: Mapping[Key, Score]
@@ -83,14 +71,23 @@ class Run:
     def config(self) -> str:
         return recipe_hash(self.recipe)
 
-    def of(self, bench: str) -> list[Result]:
+    @cached_property
+    def samples(self) -> dict[Key, Sample]:
+        return {(bench.name, sample.id): sample for bench in self.benches.values() for sample in bench.samples}
+
+    def of(self, bench: Loaded) -> list[Result]:
         """The results of a benchmark, in the order of its samples."""
-        return [self.results[key] for key in self.samples if key[0] == bench and key in self.results]
+        keys = [(bench.name, sample.id) for sample in bench.samples]
+        return [self.results[key] for key in keys if key in self.results]
 
     def grade(self, result: Result) -> Score | None:
         if not self.judged:
             return None
         return self.grades.get(result.key, Score.unscored("the judge has not graded this answer"))
+
+
+_NEEDED = ("recipe.json", "benches.json", "samples.jsonl")
+_SAMPLE, _BENCHES = TypeAdapter(Sample), TypeAdapter(list[Loaded])
 
 
 def recipe_text(recipe: Mapping[str, Any]) -> str:
@@ -99,73 +96,53 @@ def recipe_text(recipe: Mapping[str, Any]) -> str:
 
 def recipe_hash(recipe: Mapping[str, Any]) -> str:
     """Names a configuration; the same on every machine."""
-    text = json.dumps(recipe, sort_keys=True, separators=(",", ":"))
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return _hash(recipe)
 
 
 def question_hash(sample: Sample) -> str:
     """Names what is asked: a row of a question that has changed since is not reused. Of files, their names."""
     files = [Path(path).name for path in (sample.video, str(sample.metadata.get("subtitles", "")))]
-    text = json.dumps([*files, sample.question, sample.options, sample.type])
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return _hash([*files, sample.question, sample.options, sample.type])
+
+
+def _hash(value: object) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 # ---------------------------------------------------------------------------------------------------- writing
 
 
-class RowsFile:
-    """`rows.jsonl`, open for appending; a context manager. A line that was cut off is removed at first.
-
-    Raises OSError where nothing can be written; what was there before is then as it was.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("ab", buffering=0)
-        self.cut = _cut_last_line(path)
-
-    def __enter__(self) -> RowsFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._file.close()
-
-    def add(self, result: Result) -> None:
-        line = json.dumps(_result_to_dict(result), ensure_ascii=True) + "\n"
-        _append(self._file.fileno(), self._file.name, line.encode())
+def add_result(out: Path, result: Result, config: str) -> None:
+    """`config` is the hash of the configuration. Raises OSError."""
+    _append(out / "rows.jsonl", _result_to_dict(result, config))
 
 
-def _append(handle: int, name: str, data: bytes) -> None:
-    """All of it or nothing: a disk that fills up in the middle of a line leaves the file as it was."""
-    end = os.fstat(handle).st_size
-    done = 0
-    try:
-        while done < len(data):
-            done += os.write(handle, data[done:])
-    except OSError as error:
-        os.ftruncate(handle, end)
-        raise OSError(error.errno, error.strerror, name) from error
+def _append(path: Path, row: Mapping[str, Any]) -> None:
+    """A line, all of it or nothing: a disk that fills up in the middle of it leaves the file as it was."""
+    line = (json.dumps(row) + "\n").encode()
+    with path.open("ab", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        try:
+            while line:
+                line = line[file.write(line) or 0 :]
+        except OSError as error:
+            file.truncate(end)
+            raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _cut_last_line(path: Path) -> int:
-    """Remove what follows the last line break; how many bytes that was."""
+def cut_last_line(path: Path) -> int:
+    """Remove what follows the last line break, if the file is there; how many bytes that was. Raises OSError."""
+    if not path.exists() or path.stat().st_size == 0:
+        return 0
     with path.open("r+b") as file:
-        end = at = file.seek(0, os.SEEK_END)
-        while at > 0:
-            start = max(0, at - 65_536)
-            file.seek(start)
-            found = file.read(at - start).rfind(b"\n")
-            if found >= 0:
-                at = start + found + 1
-                break
-            at = start
-        if at < end:
-            file.truncate(at)
-        return end - at
+        with mmap(file.fileno(), 0) as view:
+            size, end = len(view), view.rfind(b"\n") + 1
+        file.truncate(end)
+    return size - end
 
 
-def _result_to_dict(result: Result) -> dict[str, Any]:
+def _result_to_dict(result: Result, config: str) -> dict[str, Any]:
     episode = result.episode
     slim = replace(
         episode,
@@ -175,7 +152,7 @@ def _result_to_dict(result: Result) -> dict[str, Any]:
     )
     row = episode_to_dict(slim)
     row["sample"] = {"id": episode.sample.id, "asked": question_hash(episode.sample)}
-    return {"bench": result.bench, "config": result.config, "tries": result.tries, "place": result.place} | row
+    return {"bench": result.bench, "config": config, "tries": result.tries, "place": result.place} | row
 
 
 def _slim(trace: Trace) -> Trace:
@@ -187,32 +164,27 @@ def _slim(trace: Trace) -> Trace:
     return replace(trace, segments=tuple(map(segment, trace.segments)))
 
 
-def write_samples(out: Path, benches: Iterable[Bench], samples: Mapping[str, Sequence[Sample]]) -> None:
-    """Write down what a run is about. Benchmarks that the directory knew before, and that are not named now, stay.
-
-    Raises OSError.
-    """
+def write_benches(out: Path, benches: Iterable[Loaded]) -> None:
+    """Write down what a run is about: `samples.jsonl` and `benches.json`. Benchmarks that the directory knew before,
+    and that are not named now, stay. Raises OSError."""
     known = read_benches(out) if (out / "benches.json").exists() else {}
-    rows = [row for key, row in sample_rows(out) if key[0] not in samples]
-    rows += [{"bench": name, **asdict(sample)} for name, asked in samples.items() for sample in asked]
-    write_about(out, {**known, **{bench.name: bench for bench in benches}}.values(), rows)
+    known |= {bench.name: bench for bench in benches}
+    rows = [{"bench": bench.name, **asdict(sample)} for bench in known.values() for sample in bench.samples]
+    write_whole(out / "samples.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
+    about = [
+        {name: value for name, value in asdict(replace(bench, samples=())).items() if name != "samples"}
+        for bench in known.values()
+    ]
+    write_whole(out / "benches.json", json.dumps(about, indent=1) + "\n")
 
 
-def write_about(out: Path, benches: Iterable[Bench], samples: Iterable[Mapping[str, Any]]) -> None:
-    """`benches.json` and `samples.jsonl`, the latter from its lines. Raises OSError."""
-    write_whole(out / "samples.jsonl", "".join(f"{json.dumps(row)}\n" for row in samples))
-    write_whole(out / "benches.json", json.dumps([asdict(bench) for bench in benches], indent=1) + "\n")
-
-
-def add_grade(out: Path, key: Key, answer: str, reference: str, judge: str, grade: Score) -> None:
+def add_grade(out: Path, result: Result, judge: str, grade: Score) -> None:
     """Raises OSError."""
-    row = {
-        "bench": key[0], "id": key[1], "answer": answer, "reference": reference, "judge": judge, "value": grade.value,
-        "explanation": grade.explanation,
-    }  # fmt: skip
-    with (out / "grades.jsonl").open("ab", buffering=0) as file:
-        _cut_last_line(out / "grades.jsonl")
-        _append(file.fileno(), file.name, (json.dumps(row) + "\n").encode())
+    sample, answer = result.episode.sample, result.episode.answer
+    _append(out / "grades.jsonl", {
+        "bench": result.bench, "id": sample.id, "answer": answer, "reference": sample.answer, "judge": judge,
+        "value": grade.value, "explanation": grade.explanation,
+    })  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------- reading
@@ -221,31 +193,30 @@ def add_grade(out: Path, key: Key, answer: str, reference: str, judge: str, grad
 def read_run(path: str | Path) -> Run:
     """Raises DataError if the directory holds no run, or one that cannot be read."""
     out = Path(path)
-    if not (out / "recipe.json").is_file() or not (out / "benches.json").is_file():
-        raise DataError(f"{out}: not the directory of an evaluation (no recipe.json and benches.json in it)")
-    recipe = _read_recipe(out / "recipe.json")
-    samples = read_run_samples(out)
-    asked = {key: question_hash(sample) for key, sample in samples.items()}
+    if missing := [name for name in _NEEDED if not (out / name).is_file()]:
+        raise DataError(f"{out}: not the directory of an evaluation (no {', '.join(missing)} in it)")
+    recipe, benches = _read_recipe(out / "recipe.json"), read_benches(out)
+    asked = {(bench.name, sample.id): sample for bench in benches.values() for sample in bench.samples}
+    hashes = {key: question_hash(sample) for key, sample in asked.items()}
     config = recipe_hash(recipe)
     results: dict[Key, Result] = {}
     strangers = 0
-    for result_row in read_rows(out / "rows.jsonl"):
-        key = result_row["bench"], result_row["sample"]["id"]
-        if key not in samples or result_row["config"] != config or result_row["sample"]["asked"] != asked[key]:
+    for number, row in enumerate(read_rows(out / "rows.jsonl"), 1):
+        head = checked(HEAD, row, f"{out / 'rows.jsonl'}:{number}")
+        key = head.bench, head.sample.id
+        if head.config != config or head.sample.asked != hashes.get(key):
             strangers += 1
             continue
-        result = result_from_row(result_row, samples[key])
+        result = _result_from_row(row, asked[key])
         if result.episode.scored or key not in results or not results[key].episode.scored:
             results[key] = result
     grades, judged = _read_grades(out, results)
-    return Run(out, recipe, read_benches(out), samples, results, grades, judged, strangers)
+    return Run(out, recipe, benches, results, grades, judged, strangers)
 
 
 def _read_recipe(path: Path) -> Mapping[str, Any]:
-    recipe = _json(path.read_text(encoding="utf-8"), path)
-    parts = [recipe.get(name) for name in ("mode", "model", "episode")] if isinstance(recipe, dict) else [None]
-    if not all(isinstance(part, dict) for part in parts):
-        raise DataError(f"{path}: not the recipe of an evaluation")
+    recipe = read_json(path.read_bytes(), path)
+    checked(RECIPE, recipe, path)
     found: Mapping[str, Any] = recipe
     return found
 
@@ -272,71 +243,48 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     its end was cut off, and is left out."""
     if not path.exists():
         return
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 return
-            row = _json(line, f"{path}:{number}")
+            row = read_json(line, f"{path}:{number}")
             if not isinstance(row, dict):
                 raise DataError(f"{path}:{number}: not a row")
             yield row
 
 
-def result_from_row(row: Mapping[str, Any], sample: Sample) -> Result:
+def _result_from_row(row: Mapping[str, Any], sample: Sample) -> Result:
     """Raises DataError."""
-    names = ("bench", "config", "tries", "place")
-    values = {name: row[name] for name in names}
     plain = {"id": "", "video": "", "question": "", "options": []}
     try:
         episode = episode_from_dict({**row, "sample": plain})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"the row of {row['bench']} {sample.id} is no episode: {error}") from error
-    return Result(**values, episode=replace(episode, sample=sample))
+    return Result(row["bench"], row["tries"], row["place"], replace(episode, sample=sample))
 
 
-def read_benches(out: Path) -> dict[str, Bench]:
-    rows = _json((out / "benches.json").read_text(encoding="utf-8"), out / "benches.json")
-    benches = [
-        Bench(**{
-            **row,
-            "breakdown": None if row["breakdown"] is None else tuple(row["breakdown"]),
-            "faults": tuple(Fault(**fault) for fault in row["faults"]),
-        })
-        for row in rows
-    ]  # fmt: skip
-    return {bench.name: bench for bench in benches}
-
-
-def read_run_samples(out: Path) -> dict[Key, Sample]:
-    samples = {}
-    for key, row in sample_rows(out):
-        values = {name: value for name, value in row.items() if name != "bench"}
-        samples[key] = Sample(**{**values, "options": tuple(row["options"])})
-    return samples
-
-
-def sample_rows(out: Path) -> Iterator[tuple[Key, dict[str, Any]]]:
-    for row in read_rows(out / "samples.jsonl"):
-        yield (row["bench"], row["id"]), row
+def read_benches(out: Path) -> dict[str, Loaded]:
+    """The benchmarks of a run, by their names, with their samples. Raises DataError."""
+    samples: dict[str, list[Sample]] = {}
+    for number, row in enumerate(read_rows(out / "samples.jsonl"), 1):
+        sample = checked(_SAMPLE, row, f"{out / 'samples.jsonl'}:{number}")
+        samples.setdefault(str(row.get("bench")), []).append(sample)
+    path = out / "benches.json"
+    benches = checked(_BENCHES, read_json(path.read_bytes(), path), path)
+    return {bench.name: replace(bench, samples=tuple(samples.get(bench.name, ()))) for bench in benches}
 
 
 def _read_grades(out: Path, results: Mapping[Key, Result]) -> tuple[dict[Key, Score], bool]:
     """Grades count for the very answer and reference that the judge saw; the last one does."""
     grades: dict[Key, Score] = {}
     judged = False
-    for row in read_rows(out / "grades.jsonl"):
+    for number, row in enumerate(read_rows(out / "grades.jsonl"), 1):
         judged = True
-        result = results.get((row["bench"], row["id"]))
+        grade = checked(GRADE, row, f"{out / 'grades.jsonl'}:{number}")
+        result = results.get((grade.bench, grade.id))
         if result is None:
             continue
         episode = result.episode
-        if (episode.answer, episode.sample.answer) == (row["answer"], row["reference"]) and row["value"] is not None:
-            grades[result.key] = Score(row["value"], row["answer"], row["explanation"])
+        if (episode.answer, episode.sample.answer) == (grade.answer, grade.reference) and grade.value is not None:
+            grades[result.key] = Score(grade.value, grade.answer, grade.explanation)
     return grades, judged
-
-
-def _json(text: str, where: object) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON: {error}") from error

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paravt.answers import LETTERS, option_label
 from paravt.data.skips import RowError
 from paravt.data.tables import open_groups, read_group
 from paravt.errors import DataError
 from paravt.types import AnswerType
 
-_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _OPTION_LINE = re.compile(r"^[ \t]*\(([A-Z])\)[ \t]*", re.MULTILINE)
 
 
@@ -36,14 +36,14 @@ class Item:
     def text(self, *keys: str) -> str:
         """The first of `keys` that the row has. A number is its own text."""
         value = next((self.values[key] for key in keys if self.values.get(key) is not None), None)
-        if isinstance(value, bool) or not isinstance(value, (str, int, float)) or not str(value).strip():
+        if not _is_plain(value) or not str(value).strip():
             raise BadRow(f"no {' or '.join(f'`{key}`' for key in keys)}")
         return str(value)
 
     def maybe(self, key: str) -> str | None:
         """A text, or None where there is none: for keys that only a breakdown needs."""
         value = self.values.get(key)
-        return str(value) if isinstance(value, (str, int, float)) and str(value).strip() else None
+        return str(value) if _is_plain(value) and str(value).strip() else None
 
     def texts(self, key: str) -> tuple[str, ...]:
         value = self.values.get(key)
@@ -53,14 +53,26 @@ class Item:
 
     def number_of(self, key: str) -> float:
         """Raises BadRow for what is no finite number."""
-        value = self.values.get(key)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        number = finite(self.values.get(key))
+        if number is None:
             raise BadRow(f"`{key}` is not a number")
-        return float(value)
+        return number
+
+
+def finite(value: object) -> float | None:
+    """A finite number as a float, None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _is_plain(value: object) -> bool:
-    return isinstance(value, (str, int, float)) and not isinstance(value, bool)
+    """A text or a number; NaN is how tables write that there is nothing."""
+    return isinstance(value, (str, int, float)) and not isinstance(value, bool) and value == value
 
 
 @dataclass(frozen=True)
@@ -115,7 +127,7 @@ def split_options(question: str) -> tuple[str, tuple[str, ...]]:
     found = list(_OPTION_LINE.finditer(question))
     first = max((n for n, match in enumerate(found) if match[1] == "A"), default=len(found))
     listed = found[first:]
-    if len(listed) < 2 or [match[1] for match in listed] != list(_LETTERS[: len(listed)]):
+    if len(listed) < 2 or [match[1] for match in listed] != list(LETTERS[: len(listed)]):
         return question.strip(), ()
     ends = [match.start() for match in listed[1:]] + [len(question)]
     texts = (question[match.end() : end].strip() for match, end in zip(listed, ends, strict=True))
@@ -124,8 +136,7 @@ def split_options(question: str) -> tuple[str, tuple[str, ...]]:
 
 def without_labels(options: Sequence[str]) -> tuple[str, ...]:
     """Options without their own labels ("A. text" for the first one); as they are unless every one has its own."""
-    labels = [re.compile(rf"\s*\(?{letter}[.):](?:\s+|$)") for letter in _LETTERS[: len(options)]]
-    found = [label.match(option) for label, option in zip(labels, options, strict=False)]
+    found = [option_label(letter).match(option) for letter, option in zip(LETTERS, options, strict=False)]
     if len(found) < len(options) or not all(found):
         return tuple(option.strip() for option in options)
     return tuple(option[match.end() :].strip() for match, option in zip(found, options, strict=True) if match)

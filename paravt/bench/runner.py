@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from paravt.bench.results import Result
 from paravt.engines.base import Engine
 from paravt.errors import EngineError, VideoError
 from paravt.types import Episode, EpisodeError, Sample
@@ -40,14 +41,6 @@ class Place:
     """In the loop's time: not used before."""
 
 
-@dataclass(frozen=True)
-class Played:
-    job: Job
-    episode: Episode
-    tries: int
-    place: str
-
-
 Play = Callable[[Sample, Engine], Awaitable[Episode]]
 
 
@@ -55,7 +48,7 @@ async def run_jobs(
     jobs: Iterable[Job],
     places: Sequence[Place],
     play: Play,
-    record: Callable[[Played], None],
+    record: Callable[[Result], None],
     *,
     concurrency: int = 8,
     tries: int = 3,
@@ -77,7 +70,7 @@ async def run_jobs(
         await asyncio.gather(*workers, return_exceptions=True)
 
 
-async def _work(left: Iterator[Job], pool: _Pool, play: Play, record: Callable[[Played], None], tries: int) -> None:
+async def _work(left: Iterator[Job], pool: _Pool, play: Play, record: Callable[[Result], None], tries: int) -> None:
     for job in left:
         been: list[str] = []
         while True:
@@ -92,7 +85,7 @@ async def _work(left: Iterator[Job], pool: _Pool, play: Play, record: Callable[[
             # a video does not get better by trying again
             if failure is None or failure.kind == VideoError.kind or len(been) >= tries:
                 break
-        record(Played(job, episode, len(been), place.name))
+        record(Result(job.bench, len(been), place.name, episode))
 
 
 def first_failure(episode: Episode) -> EpisodeError | None:

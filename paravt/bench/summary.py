@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
 
 from paravt.bench.intervals import Interval, share_interval
-from paravt.bench.results import Bench, Key, Result, Run
+from paravt.bench.loaded import Loaded
+from paravt.bench.results import Key, Result, Run, read_run
 from paravt.bench.scoring import Outcome, Verdict, verdict
 from paravt.files import write_whole
 from paravt.rewards import format_strict
-from paravt.types import AnswerType, Sample
+from paravt.types import AnswerType, Episode, Sample
 
 RECALLS = (0.3, 0.5, 0.7)
 _MOST_KINDS = 40
@@ -37,11 +38,6 @@ class Counts:
     failed: int
     no_gold: int
 
-    @property
-    def graded(self) -> int:
-        """Rows that the accuracy is over."""
-        return self.rows - self.no_gold
-
 
 @dataclass(frozen=True)
 class Part:
@@ -52,18 +48,9 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Breakdown:
-    parts: Mapping[str, Part]
-    macro: float
-    """The unweighted mean over the parts."""
-
-
-@dataclass(frozen=True)
 class Block:
     """The rows of one type of one benchmark. Shares are of 1; None where there is nothing to take a mean of."""
 
-    bench: str
-    title: str
     type: AnswerType
     measure: str
     """accuracy, mIoU, token F1, or the judge's grade."""
@@ -79,32 +66,26 @@ class Block:
     """Of time windows: the share of rows whose intersection over union is at least so large."""
     macro: float | None
     """Where the benchmark has one: the mean over the values of its key."""
-    breakdowns: Mapping[str, Breakdown]
+    breakdowns: Mapping[str, Mapping[str, Part]]
+    """By key of the metadata, by value."""
 
 
 @dataclass(frozen=True)
-class Tools:
-    """Of the rows of a benchmark that did not fail; means per row, shares of rows."""
+class Means:
+    """Per question, of the rows of a benchmark that did not fail. Shares are of 1."""
 
-    rows: int
     calls: float
     """Executed calls (kappa)."""
     rows_with_calls: float
+    """Share."""
     most_in_a_turn: float
-    """Mean of each row's widest turn."""
+    """Executed calls of each row's widest turn."""
     bad_calls: float
     turns: float
     strict: float
     """Share of rows whose every turn obeys the format."""
     forced: float
-    by_calls: Mapping[str, Part]
-    """Accuracy by the number of executed calls."""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Means per question, of the rows that did not fail."""
-
+    """Share."""
     prompt_tokens: float
     cached_tokens: float
     """Of the prompt tokens, those that did not have to be computed again, as far as the engine says."""
@@ -114,7 +95,7 @@ class Cost:
     """Wall time of a question while others were played beside it."""
     seconds_median: float
     seconds_crops: float
-    """Of these, those spent on crops and their reports."""
+    """Of the wall time, what was spent on crops and their reports."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +104,9 @@ class BenchSummary:
     title: str
     blocks: tuple[Block, ...]
     """The main one first."""
-    tools: Tools | None
-    cost: Cost | None
+    means: Means | None
+    by_calls: Mapping[str, Part]
+    """Accuracy by the number of executed calls, without failed rows."""
     faults: Mapping[str, int]
     failures: Mapping[str, int]
     """Failed rows by the kind of failure."""
@@ -175,46 +157,46 @@ def summarise(run: Run) -> Summary:
     )
 
 
-def write_summary(summary: Summary, path: Path) -> None:
-    """As JSON. Raises OSError."""
-    write_whole(path, json.dumps(asdict(summary), indent=1) + "\n")
+def sum_up(out: Path) -> Summary:
+    """The numbers of the run in `out`, written to its `summary.json`. Raises DataError if there is none, OSError."""
+    summary = summarise(read_run(out))
+    write_whole(out / "summary.json", json.dumps(asdict(summary), indent=1) + "\n")
+    return summary
 
 
-def _bench(run: Run, bench: Bench, found: Mapping[Key, Verdict]) -> BenchSummary:
-    samples = [sample for key, sample in run.samples.items() if key[0] == bench.name]
-    rows = [(result, found[result.key]) for result in run.of(bench.name)]
-    keys = bench.breakdown if bench.breakdown is not None else _found_keys(samples)
+def _bench(run: Run, bench: Loaded, found: Mapping[Key, Verdict]) -> BenchSummary:
+    rows = [(result, found[result.key]) for result in run.of(bench)]
+    keys = bench.breakdown if bench.breakdown is not None else _found_keys(bench.samples)
     blocks = []
     for kind in _TYPES:
-        asked = [sample for sample in samples if sample.type == kind]
+        asked = [sample for sample in bench.samples if sample.type == kind]
         if asked:
             mine = [(result, row) for result, row in rows if result.episode.sample.type == kind]
             measure = "judge" if kind == "open" and run.judged else _MEASURES[kind]
-            blocks.append(_block(bench, kind, measure, len(asked), mine, keys))
+            blocks.append(_block(kind, measure, len(asked), mine, keys, bench.macro))
     played = [(result, row) for result, row in rows if row.outcome != "failed"]
+    graded = sorted((one for one in played if one[1].value is not None), key=lambda one: one[0].episode.tool_calls)
     failures = Counter(_failure(result) for result, row in rows if row.outcome == "failed")
     return BenchSummary(
         name=bench.name,
         title=bench.title,
         blocks=tuple(blocks),
-        tools=_tools(played) if played else None,
-        cost=_cost([result for result, _ in played]) if played else None,
+        means=_means([result.episode for result, _ in played]) if played else None,
+        by_calls=_parts((str(result.episode.tool_calls), row) for result, row in graded),
         faults=dict(sorted(Counter(fault.kind for fault in bench.faults).items())),
         failures=dict(failures.most_common()),
         first_failure=next((row.explanation for _, row in rows if row.outcome == "failed"), None),
     )
 
 
-def _block(bench: Bench, kind: AnswerType, measure: str, asked: int, rows: Judged, keys: Sequence[str]) -> Block:
+def _block(kind: AnswerType, measure: str, asked: int, rows: Judged, keys: Sequence[str], macro: str | None) -> Block:
     graded = [(result, row) for result, row in rows if row.outcome != "no_gold"]
     played = [row for _, row in graded if row.outcome != "failed"]
     credits = [_credit(row) for _, row in graded]
     breakdowns = {key: _breakdown(graded, key) for key in keys}
-    breakdowns = {key: breakdown for key, breakdown in breakdowns.items() if breakdown.parts}
+    breakdowns = {key: parts for key, parts in breakdowns.items() if parts}
     temporal = kind == "temporal" and played
     return Block(
-        bench=bench.name,
-        title=bench.title,
         type=kind,
         measure=measure,
         asked=asked,
@@ -223,7 +205,7 @@ def _block(bench: Bench, kind: AnswerType, measure: str, asked: int, rows: Judge
         interval=share_interval(credits, [result.episode.sample.video for result, _ in graded]) if played else None,
         accuracy_played=fmean(map(_credit, played)) if played else None,
         recalls={f"R@{least}": fmean(c >= least for c in credits) for least in RECALLS} if temporal else None,
-        macro=breakdowns[bench.macro].macro if bench.macro in breakdowns else None,
+        macro=macro_mean(breakdowns[macro]) if macro in breakdowns else None,
         breakdowns=breakdowns,
     )
 
@@ -239,14 +221,22 @@ def _credit(row: Verdict) -> float:
     return row.value or 0.0
 
 
-def _breakdown(rows: Judged, key: str) -> Breakdown:
+def _breakdown(rows: Judged, key: str) -> dict[str, Part]:
     """By the values of a key; a value that is a list counts for each of its entries, None for none."""
-    parts: dict[str, list[float]] = {}
-    for result, row in rows:
-        for name in _kinds(result.episode.sample, key):
-            parts.setdefault(name, []).append(_credit(row))
-    means = {name: Part(len(credits), fmean(credits)) for name, credits in sorted(parts.items())}
-    return Breakdown(means, fmean(part.accuracy for part in means.values()) if means else 0.0)
+    named = [(name, row) for result, row in rows for name in _kinds(result.episode.sample, key)]
+    return _parts(sorted(named, key=lambda one: one[0]))
+
+
+def _parts(named: Iterable[tuple[str, Verdict]]) -> dict[str, Part]:
+    credits: dict[str, list[float]] = {}
+    for name, row in named:
+        credits.setdefault(name, []).append(_credit(row))
+    return {name: Part(len(values), fmean(values)) for name, values in credits.items()}
+
+
+def macro_mean(parts: Mapping[str, Part]) -> float:
+    """The unweighted mean over parts."""
+    return fmean(part.accuracy for part in parts.values())
 
 
 def _kinds(sample: Sample, key: str) -> list[str]:
@@ -271,44 +261,26 @@ def _failure(result: Result) -> str:
     return next((error.kind for error in result.episode.errors if not error.scored), "judge")
 
 
-def _tools(rows: Judged) -> Tools:
-    by_calls: dict[int, list[float]] = {}
-    for result, row in rows:
-        if row.value is not None:
-            by_calls.setdefault(result.episode.tool_calls, []).append(row.value)
-
-    def mean(value: Callable[[Result], float]) -> float:
-        return fmean(value(result) for result, _ in rows)
-
-    return Tools(
-        rows=len(rows),
-        calls=mean(lambda result: result.episode.tool_calls),
-        rows_with_calls=mean(lambda result: result.episode.tool_calls > 0),
-        most_in_a_turn=mean(lambda result: _most_in_a_turn(result)),
-        bad_calls=mean(lambda result: sum(crop.status == "bad" for crop in result.episode.crops)),
-        turns=mean(lambda result: len(result.episode.turns)),
-        strict=mean(lambda result: format_strict(result.episode)),
-        forced=mean(lambda result: result.episode.forced),
-        by_calls={str(calls): Part(len(values), fmean(values)) for calls, values in sorted(by_calls.items())},
-    )
-
-
-def _most_in_a_turn(result: Result) -> int:
-    return max(Counter(crop.turn for crop in result.episode.crops if crop.ran).values(), default=0)
-
-
-def _cost(results: Sequence[Result]) -> Cost:
+def _means(episodes: Sequence[Episode]) -> Means:
     usages = [
-        [segment.usage for trace in result.episode.traces for segment in trace if segment.usage is not None]
-        for result in results
+        [segment.usage for trace in episode.traces for segment in trace if segment.usage is not None]
+        for episode in episodes
     ]
-    seconds = [result.episode.timings.get("total", 0.0) for result in results]
-    return Cost(
+    seconds = [episode.timings.get("total", 0.0) for episode in episodes]
+    widest = [Counter(crop.turn for crop in episode.crops if crop.ran).values() for episode in episodes]
+    return Means(
+        calls=fmean(episode.tool_calls for episode in episodes),
+        rows_with_calls=fmean(episode.tool_calls > 0 for episode in episodes),
+        most_in_a_turn=fmean(max(turns, default=0) for turns in widest),
+        bad_calls=fmean(sum(crop.status == "bad" for crop in episode.crops) for episode in episodes),
+        turns=fmean(len(episode.turns) for episode in episodes),
+        strict=fmean(map(format_strict, episodes)),
+        forced=fmean(episode.forced for episode in episodes),
         prompt_tokens=fmean(sum(usage.prompt_tokens for usage in row) for row in usages),
         cached_tokens=fmean(sum(usage.cached_tokens for usage in row) for row in usages),
         sampled_tokens=fmean(sum(usage.completion_tokens for usage in row) for row in usages),
         requests=fmean(map(len, usages)),
         seconds=fmean(seconds),
         seconds_median=median(seconds),
-        seconds_crops=fmean(result.episode.timings.get("crops", 0.0) for result in results),
+        seconds_crops=fmean(episode.timings.get("crops", 0.0) for episode in episodes),
     )

@@ -35,6 +35,10 @@ def number(value: float) -> str:
     return f"{value:.2f}"
 
 
+def whole(value: float) -> str:
+    return f"{value:.0f}"
+
+
 def with_interval(block: Block) -> str:
     """ "61.2 (59.0 - 63.4)", and what the reader has to know beside it."""
     text = _score(block)
@@ -62,7 +66,7 @@ def blocks_table(summaries: Sequence[Summary], names: Sequence[str]) -> Table:
     lines = [
         (
             name if len(summaries) > 1 else "-",
-            block.title,
+            bench.title,
             block.measure,
             _score(block),
             percent(block.accuracy_played) if block.counts.failed else "-",

@@ -36,7 +36,7 @@ def read_samples(path: str | Path) -> list[Sample]:
     """
     path = Path(path)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # texts may hold other characters that end a line
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
     samples: list[Sample] = []

@@ -97,7 +97,7 @@ def _text_or_none(value: object, name: str) -> str:
 def _count(value: object, name: str) -> int:
     if value is None:
         return 0
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**53:
         raise _NotThat(f"{name} is {_short(value)}")
     return value
 

@@ -20,7 +20,14 @@ QWEN_TOOLS = read_prompt("tools_qwen")
 SUBTITLES = read_prompt("subtitles")
 """What stands before a question that is asked with subtitles; `$lines` are theirs."""
 
-_PLACEHOLDERS = {"question": ("question",), "crop": ("start", "end", "question"), "tools": ("schemas",)}
+_PLACEHOLDERS = {
+    "question": ("question",),
+    "crop": ("start", "end", "question"),
+    "tools": ("schemas",),
+    "user": ("question", "form", "video"),
+    "last": ("form",),
+    "error": ("error",),
+}
 
 
 @dataclass(frozen=True)
@@ -37,15 +44,28 @@ class Prompts:
     final: str = read_prompt("final")
     tools: str = read_prompt("tools")
     """For chat servers with a model of another family; see `OpenAIEngine`. Chat templates have a text of their own."""
+    user: str = ""
+    """In protocols of other projects, what stands after the frames: the question with its options, the form of the
+    answer, the video's name."""
+    more: str = ""
+    """There, what stands after the frames of a turn's windows,"""
+    last: str = ""
+    """after those that only an answer can follow,"""
+    error: str = ""
+    """and in place of those that there are none of."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             text, known = getattr(self, field.name), _PLACEHOLDERS.get(field.name, ())
+            wanted = ", ".join(f"${name}" for name in known) or "none"
             try:
-                Template(text).substitute(dict.fromkeys(known, ""))
+                filled = Template(text).substitute({name: f"\0{name}" for name in known})
             except (ValueError, KeyError) as error:
-                wanted = ", ".join(f"${name}" for name in known) or "none"
-                raise ValueError(f"prompt {field.name}: a placeholder that is not one of: {wanted}") from error
+                raise ValueError(
+                    f"prompt {field.name}: a placeholder that is not one of: {wanted} (a dollar sign is $$)"
+                ) from error
+            if field.name == "user" and text and "\0question" not in filled:
+                raise ValueError(f"prompt user has no $question; it can have: {wanted}")
 
     def fixed_phrases(self) -> tuple[str, ...]:
         """The parts of the prompts that are the same every time, for tokenizers that want them as units."""

@@ -11,8 +11,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>()#!|~&$])")
-# What a viewer may not show, or show as something else: control and bidirectional characters.
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+# What a viewer may not show, or show as something else: control and bidirectional characters; and lone surrogates,
+# which no file can hold.
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 
 def render_html(template: str, values: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:

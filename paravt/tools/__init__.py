@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from paravt.tools.base import Tool, ToolArgumentError
-from paravt.tools.crop_video import CROP_VIDEO, crop_window
+from paravt.tools.crop_video import CROP_VIDEO, clock_seconds, crop_window
 
 TOOLS: dict[str, Tool] = {CROP_VIDEO.name: CROP_VIDEO}
 
-__all__ = ["CROP_VIDEO", "TOOLS", "Tool", "ToolArgumentError", "crop_window"]
+__all__ = ["CROP_VIDEO", "TOOLS", "Tool", "ToolArgumentError", "clock_seconds", "crop_window"]

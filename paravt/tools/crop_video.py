@@ -25,7 +25,8 @@ def _shown(value: object) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def _clock_seconds(text: str) -> float | None:
+def clock_seconds(text: str) -> float | None:
+    """Seconds of a time as a number or a clock ("12.5", "12 s", "1:05", "1:00:05.5"); None for any other text."""
     if match := _NUMBER.fullmatch(text):
         return float(match[1])
     if match := _CLOCK.fullmatch(text):
@@ -42,7 +43,7 @@ def _seconds(name: str, value: object) -> tuple[float, bool]:
         raise ToolArgumentError(f"{name} must be a number of seconds, not {_shown(value)}")
     repaired = isinstance(value, str)
     if isinstance(value, str):
-        seconds = _clock_seconds(value.strip())
+        seconds = clock_seconds(value.strip())
         if seconds is None:
             raise ToolArgumentError(f"{name} must be a number of seconds, not {_shown(value)}")
     else:

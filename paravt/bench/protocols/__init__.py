@@ -4,10 +4,9 @@ Built from public descriptions; the texts are our own (`paravt/prompts/modes`). 
 checkpoint was trained with gives them as a file.
 """
 
-from paravt.bench.protocols.conan import conan
-from paravt.bench.protocols.plain import direct, video_r1
+from paravt.bench.protocols.conan import CONAN
+from paravt.bench.protocols.qwen import DIRECT, LONGVT, QWEN3_VL, VIDEO_R1
 from paravt.bench.protocols.stops import StopAt
-from paravt.bench.protocols.tool_use import longvt, qwen3_vl
-from paravt.bench.protocols.videozoomer import videozoomer
+from paravt.bench.protocols.videozoomer import VIDEOZOOMER
 
-__all__ = ["StopAt", "conan", "direct", "longvt", "qwen3_vl", "video_r1", "videozoomer"]
+__all__ = ["CONAN", "DIRECT", "LONGVT", "QWEN3_VL", "VIDEOZOOMER", "VIDEO_R1", "StopAt"]

@@ -4,40 +4,38 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from paravt.chat import text_message
-from paravt.episode_config import EpisodeConfig
 from paravt.prompts import fill, read_prompt
 from paravt.protocol import Opening, Scene, lettered, spoken, timestamped
 from paravt.spans import structural_spans
-from paravt.types import Crop, Message, Part, TextPart
+from paravt.types import Crop, Frame, Message, Part, TextPart
+from paravt.video import distinct
 
 _OPEN = read_prompt("modes/open")
-USER_PLACEHOLDERS = ("question", "form", "video")
-"""Of the text after the frames: the question with its options, the form of the answer, the video's name."""
 
 
 def opening(
     scene: Scene,
-    user: str,
     *,
-    system: str = "",
+    system: bool = True,
     options: str = "",
     frames: Sequence[Part] | None = None,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> Opening:
-    """A system turn, if there is a text for it, and a turn of the user: frames (each after its time, unless they are
-    given), what is said in them, and the text `user`. `options` is a line before the options."""
+    """A system turn, unless there is to be none, and a turn of the user: frames (each after its time, unless they are
+    given), and the text `user` with what is said in the frames. `options` is a line before the options."""
+    prompts = scene.config.prompts
     lines = [*spoken(scene), scene.clean(scene.sample.question)]
     if scene.sample.options:
         lines += [line for line in (options,) if line] + lettered(scene)
     video = scene.clean(os.path.basename(scene.sample.video))
-    text = fill(user, question="\n".join(lines), form=answer_form(scene), video=video)
+    text = fill(prompts.user, question="\n".join(lines), form=answer_form(scene), video=video)
     shown = list(timestamped(scene.overview)) if frames is None else list(frames)
-    messages = [text_message("system", system)] if system else []
+    messages = [text_message("system", fill(prompts.system))] if system else []
     return [*messages, Message("user", (*shown, TextPart(text)))], tools
 
 
@@ -49,7 +47,24 @@ def answer_form(scene: Scene) -> str:
     return prompts.temporal if scene.sample.type == "temporal" else _OPEN
 
 
-def is_last(scene: Scene, crops: Sequence[Crop]) -> bool:
+def follow_up(scene: Scene, crops: Sequence[Crop]) -> str:
+    """What stands after the replies to these calls."""
+    prompts = scene.config.prompts
+    return fill(prompts.last, form=answer_form(scene)) if _is_last(scene, crops) else fill(prompts.more)
+
+
+def kept_frames(
+    crop: Crop, frames: Sequence[Frame], share: float, label: Callable[[Sequence[Frame]], list[Part]]
+) -> list[Part]:
+    """The first `share` of a window's frames, as `label` shows them, and how many could not be read."""
+    kept = distinct(frames)
+    parts = label(kept[: int(len(kept) * share)])
+    if crop.missing:
+        parts.append(TextPart(f"\n({len(crop.missing)} frames could not be read)"))
+    return parts
+
+
+def _is_last(scene: Scene, crops: Sequence[Crop]) -> bool:
     """Can the turn that reads the replies to these calls do nothing but answer?"""
     return crops[0].turn + (1 if scene.config.force_answer else 2) >= scene.config.max_turns
 
@@ -111,7 +126,3 @@ def read_blocks(text: str, tags: Sequence[str]) -> tuple[list[Block], bool]:
 def first_body(blocks: Sequence[Block], tag: str) -> str | None:
     """The first body of a tag that is not empty."""
     return next((block.body for block in blocks if block.tag == tag and block.body), None)
-
-
-def limit(config: EpisodeConfig) -> str:
-    return str(config.crop_max_frames)

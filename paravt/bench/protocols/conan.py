@@ -9,46 +9,36 @@ before a clip: it is where the model's own loop would end.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from paravt.bench.protocols.common import answer_form, first_body, is_last, opening, plain_answer, read_blocks
+from paravt.bench.protocols.common import first_body, follow_up, kept_frames, opening, plain_answer, read_blocks
 from paravt.episode_config import EpisodeConfig
-from paravt.prompts import fill
 from paravt.protocol import Opening, Protocol, Scene
 from paravt.tools import CROP_VIDEO, ToolArgumentError
 from paravt.types import BadToolCall, Crop, Frame, ImagePart, Message, Part, TextPart, ToolCall, Turn, Window
-from paravt.video import distinct, window_times
+from paravt.video import window_times
 
 _TAGS = ("score", "think", "clip", "answer")
 _MAX_CHARS = 1000
 _DAY = 86_400.0
 
 
-def conan(texts: Mapping[str, str]) -> Protocol:
-    def first(scene: Scene) -> Opening:
-        frames = _labelled(scene.overview)
-        return opening(scene, texts["user"], system=texts["system"], options="Options:", frames=frames)
-
-    def reply(
-        scene: Scene, crops: Sequence[Crop], frames: Sequence[Sequence[Frame]], share: float
-    ) -> Sequence[Message]:
-        parts: list[Part] = []
-        for crop, shown in zip(crops, frames, strict=True):
-            if crop.ran:
-                kept = distinct(shown)
-                parts += _labelled(kept[: int(len(kept) * share)])
-                if crop.missing:
-                    parts.append(TextPart(f"\n({len(crop.missing)} frames could not be read)"))
-            else:
-                parts.append(TextPart(scene.clean(f"\nNo frames: {crop.error or crop.status}")))
-        text = fill(texts["last"], form=answer_form(scene)) if is_last(scene, crops) else texts["more"]
-        return [Message("user", (*parts, TextPart(text)))]
-
-    return Protocol(first=first, parse=parse, look=_look, reply=reply)
+def _first(scene: Scene) -> Opening:
+    return opening(scene, options="Options:", frames=_labelled(scene.overview))
 
 
-def parse(text: str, config: EpisodeConfig) -> Turn:
+def _reply(scene: Scene, crops: Sequence[Crop], frames: Sequence[Sequence[Frame]], share: float) -> Sequence[Message]:
+    parts: list[Part] = []
+    for crop, shown in zip(crops, frames, strict=True):
+        if crop.ran:
+            parts += kept_frames(crop, shown, share, _labelled)
+        else:
+            parts.append(TextPart(scene.clean(f"\nNo frames: {crop.error or crop.status}")))
+    return [Message("user", (*parts, TextPart(follow_up(scene, crops))))]
+
+
+def _parse(text: str, config: EpisodeConfig) -> Turn:
     blocks, tidy = read_blocks(text, _TAGS)
     answer, clip = first_body(blocks, "answer"), first_body(blocks, "clip")
     calls: tuple[ToolCall | BadToolCall, ...] = ()
@@ -121,3 +111,6 @@ def _labelled(frames: Sequence[Frame]) -> list[Part]:
         minutes, second = divmod(int(frame.time), 60)
         parts += [TextPart(f"{minutes // 60:02}:{minutes % 60:02}:{second:02}"), ImagePart(frame)]
     return parts
+
+
+CONAN = Protocol(first=_first, parse=_parse, look=_look, reply=_reply)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -38,22 +39,15 @@ class StopAt:
         return replace(completion, text=before + self._stop)
 
     def _cut_ids(self, completion: Completion) -> Completion:
-        ids, after = completion.ids, completion.text.partition(self._stop)[2]
-        if self._stop not in completion.text or not after.strip() or self._is_end(ids, after):
+        if self._stop not in completion.text:
             return completion
-        low, high = 1, len(ids)  # the shortest run of ids that spells the stop is within low..high
-        while low < high:
-            middle = (low + high) // 2
-            if self._stop in self._spell(ids[:middle]):
-                high = middle
-            else:
-                low = middle + 1
-        logprobs = completion.logprobs and completion.logprobs[:low]
-        return replace(completion, ids=ids[:low], text=self._spell(ids[:low]), logprobs=logprobs, stop_reason="length")
-
-    def _is_end(self, ids: tuple[int, ...], after: str) -> bool:
-        """Is the end-of-turn token all that follows the stop?"""
-        return ids[-1] == self.chat.end_id and after.strip() == self._spell(ids[-1:])
+        ids = completion.ids
+        kept = bisect_left(range(len(ids)), True, key=lambda n: self._stop in self._spell(ids[:n]))
+        if ids[kept:] in ((), (self.chat.end_id,)):
+            return completion
+        logprobs = completion.logprobs and completion.logprobs[:kept]
+        text = self._spell(ids[:kept])
+        return replace(completion, ids=ids[:kept], text=text, logprobs=logprobs, stop_reason="length")
 
     def _spell(self, ids: tuple[int, ...]) -> str:
         if not isinstance(self.chat, TokenChat):

@@ -9,26 +9,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from paravt.bench.protocols.common import first_body, is_last, limit, opening, plain_answer, read_blocks, unboxed
+from paravt.bench.protocols.common import (
+    first_body,
+    follow_up,
+    kept_frames,
+    opening,
+    plain_answer,
+    read_blocks,
+    unboxed,
+)
 from paravt.episode_config import EpisodeConfig
 from paravt.prompts import fill
 from paravt.protocol import Opening, Protocol, Scene
 from paravt.tools import CROP_VIDEO, ToolArgumentError
-from paravt.types import (
-    BadToolCall,
-    Crop,
-    Frame,
-    ImagePart,
-    Message,
-    Part,
-    TextPart,
-    ToolCall,
-    Turn,
-    Window,
-)
-from paravt.video import distinct, window_times
+from paravt.types import BadToolCall, Crop, Frame, ImagePart, Message, Part, TextPart, ToolCall, Turn, Window
+from paravt.video import window_times
 
 STOP = "</video_zoom>"
 _TAGS = ("think", "video_zoom", "answer")
@@ -36,33 +33,23 @@ _FORM = 'write one object {"segment": [start, end], "fps": n}'
 _MAX_CHARS, _MAX_RAW = 4096, 1000
 
 
-def videozoomer(texts: Mapping[str, str]) -> Protocol:
-    def first(scene: Scene) -> Opening:
-        system = fill(texts["system"], frames=limit(scene.config))
-        return opening(scene, texts["user"], system=system, frames=_tagged(scene.overview))
-
-    def reply(
-        scene: Scene, crops: Sequence[Crop], frames: Sequence[Sequence[Frame]], share: float
-    ) -> Sequence[Message]:
-        parts: list[Part] = []
-        for crop, shown in zip(crops, frames, strict=True):
-            if crop.ran:
-                kept = distinct(shown)
-                parts += [TextPart("<tool_response>\n"), *_tagged(kept[: int(len(kept) * share)])]
-                if crop.missing:
-                    parts.append(TextPart(f"\n({len(crop.missing)} frames could not be read)"))
-            else:
-                error = scene.clean(crop.error or crop.status)
-                parts.append(
-                    TextPart("<tool_response>\n" + fill(texts["error"], error=error, frames=limit(scene.config)))
-                )
-            parts.append(TextPart("\n</tool_response>\n"))
-        return [Message("user", (*parts, TextPart(texts["last" if is_last(scene, crops) else "more"])))]
-
-    return Protocol(first=first, parse=parse, look=_look, reply=reply)
+def _first(scene: Scene) -> Opening:
+    return opening(scene, frames=_tagged(scene.overview))
 
 
-def parse(text: str, config: EpisodeConfig) -> Turn:
+def _reply(scene: Scene, crops: Sequence[Crop], frames: Sequence[Sequence[Frame]], share: float) -> Sequence[Message]:
+    parts: list[Part] = []
+    for crop, shown in zip(crops, frames, strict=True):
+        parts.append(TextPart("<tool_response>\n"))
+        if crop.ran:
+            parts += kept_frames(crop, shown, share, _tagged)
+        else:
+            parts.append(TextPart(fill(scene.config.prompts.error, error=scene.clean(crop.error or crop.status))))
+        parts.append(TextPart("\n</tool_response>\n"))
+    return [Message("user", (*parts, TextPart(follow_up(scene, crops))))]
+
+
+def _parse(text: str, config: EpisodeConfig) -> Turn:
     """The first of a zoom and an answer decides what the turn is. All zooms of a turn are calls; the first one runs."""
     blocks, tidy = read_blocks(text, _TAGS)
     acts = [block for block in blocks if block.tag == "video_zoom" or (block.tag == "answer" and block.body)]
@@ -123,3 +110,6 @@ def _tagged(frames: Sequence[Frame]) -> list[Part]:
     for number, frame in enumerate(frames):
         parts += [TextPart(f"<frame{number}_time{frame.time:.2f}s>"), ImagePart(frame)]
     return parts
+
+
+VIDEOZOOMER = Protocol(first=_first, parse=_parse, look=_look, reply=_reply)

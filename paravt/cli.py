@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from paravt import eval_cli
+from paravt import data_cli, eval_cli
 from paravt.errors import EXIT_CODES, DataError, EngineError, ParaVTError
 
 app = typer.Typer(
@@ -26,8 +26,7 @@ app = typer.Typer(
 )
 lab = typer.Typer(no_args_is_help=True, help="A world of generated videos and a tiny model that knows it.")
 app.add_typer(lab, name="lab")
-data = typer.Typer(no_args_is_help=True, help="Rows of training data.")
-app.add_typer(data, name="data")
+app.add_typer(data_cli.app, name="data")
 app.add_typer(eval_cli.app, name="eval")
 
 
@@ -211,31 +210,6 @@ def rl(
     from paravt.lab.factory import train_rl
 
     train_rl(loaded, out, Console(stderr=True), resume)
-
-
-@data.command("check")
-def data_check(
-    files: Annotated[list[str], typer.Argument(help="Parquet or JSONL files with `messages`.", show_default=False)],
-    root: Annotated[Path | None, typer.Option(help="Where relative paths of media begin.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each file.")] = False,
-) -> None:
-    """Which rows can be trained on, and why others cannot. Nothing is decoded.
-
-    Exit code 6 if there is a file without a good row.
-    """
-    from dataclasses import asdict
-
-    from paravt.data.check import check_files
-    from paravt.terminal import show_check
-
-    checks = check_files(files, root)
-    for check in checks:
-        if as_json:
-            sys.stdout.write(json.dumps({**asdict(check), "path": str(check.path)}) + "\n")
-        else:
-            show_check(Console(), check)
-    if any(sum(check.skipped.values()) == check.rows for check in checks):
-        raise typer.Exit(DataError.exit_code)
 
 
 @lab.command("video")

@@ -227,6 +227,19 @@ def lab_video(
         typer.echo(f"{sample.question}  ->  {sample.answer}")
 
 
+@lab.command("questions")
+def lab_questions(
+    out: Annotated[Path, typer.Argument(help="The directory to write: videos/ and questions.jsonl.")],
+    videos: Annotated[int, typer.Option(min=1, help="Number of videos.")] = 16,
+    questions: Annotated[int, typer.Option(min=1, help="About each video.")] = 4,
+    seed: Annotated[int, typer.Option(help="Another seed, other videos.")] = 0,
+) -> None:
+    """Write generated videos and a file of questions about them, as one's own data would be."""
+    from paravt.lab.corpus import write_corpus
+
+    typer.echo(write_corpus(out, videos, questions, seed))
+
+
 @lab.command("demo")
 def lab_demo(
     directory: Annotated[Path, typer.Option(help="Where the video goes.")] = Path("demo"),

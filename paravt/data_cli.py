@@ -12,11 +12,15 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from paravt import data_play_cli
+
 if TYPE_CHECKING:
     from paravt.chat import TokenChat
     from paravt.data.traces import RowConfig
 
 app = typer.Typer(no_args_is_help=True, help="Rows of training data: from published files to training.")
+app.command()(data_play_cli.traces)
+app.command()(data_play_cli.difficulty)
 
 _Files = Annotated[list[str], typer.Argument(help="Parquet or JSONL files, or patterns.", show_default=False)]
 _Root = Annotated[Path | None, typer.Option(help="Where relative paths of media begin.")]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from paravt.data.addresses import is_question
-from paravt.data.samples import own_sample, row_question, row_sample
+from paravt.data.copies import raw_rows
+from paravt.data.samples import own_sample, read_question_rows, read_samples, row_question, row_sample
 from paravt.data.skips import RowError
+from paravt.data.tables import find_files
 from paravt.errors import DataError
 from paravt.types import Sample
 
@@ -44,6 +47,22 @@ def as_question(row: Mapping[str, Any], path: Path, number: int) -> Sample:
         return own_sample(given, path, number + 1)
     except DataError as error:
         raise RowError("sample", str(error).partition(f"{path}:{number + 1}: ")[2]) from error
+
+
+def read_questions_of(files: Sequence[str], root: Path | None) -> tuple[list[Sample], Counter[str]]:
+    """The questions of files in our own layout or in that of published RL data, and how many rows of the latter were
+    skipped for which reason. Ids are as training has them. Raises DataError."""
+    paths = find_files(files)
+    first = {path: next((row for _, row in raw_rows(path) if not isinstance(row, RowError)), {}) for path in paths}
+    published = [str(path) for path in paths if first[path].get("prompt") is not None]
+    samples, skipped = read_question_rows(published, root) if published else ([], Counter())
+    samples += [sample for path in paths if str(path) not in published for sample in read_samples(path)]
+    twice = [id for id, count in Counter(sample.id for sample in samples).items() if count > 1]
+    if twice:
+        raise DataError(
+            f"{', '.join(map(str, paths))}: the id {twice[0]!r} occurs twice; give ids or one file at a time"
+        )
+    return samples, skipped
 
 
 def _name(path: Path, number: int) -> str:

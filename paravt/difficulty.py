@@ -16,12 +16,15 @@ from paravt.data import Draw
 from paravt.data.difficulty import Difficulty, fingerprint
 from paravt.data.journal import Journal
 from paravt.engines.base import Engine
-from paravt.errors import RecipeError
+from paravt.errors import DataError, RecipeError
 from paravt.judge import Judge
 from paravt.rewards import RewardConfig
-from paravt.rollout import Rollout, RolloutConfig, check_scored
+from paravt.rollout import Group, Rollout, RolloutConfig
 from paravt.types import Sample
 from paravt.video import FrameSource
+
+_PATIENCE = 16
+"""Groups without a scored episode after which a run that has scored nothing ends."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ async def measure(
     """Play every question at every K and write a line for each to `out`; what is there is not played again.
 
     `policy` names who plays; all lines of a file are of one policy with the same settings. Raises RecipeError for a
-    file of another one, DataError if no episode of the first questions could be scored.
+    file of another one, DataError if nothing can be scored.
     """
     asked = config.episode
     settings = {**policy, "samples": config.samples, "temperature": asked.temperature, "seed": asked.seed,
@@ -66,7 +69,8 @@ async def measure(
                 raise RecipeError(
                     f"{out}:{number}: measured with another policy or other settings; choose another --out"
                 )
-            known[row["id"], row["sample"], row["frames"]] = Difficulty(**row)
+            if row["samples"]:  # what failed is played again
+                known[row["id"], row["sample"], row["frames"]] = Difficulty(**row)
         wanted = [(sample, budget) for sample in questions for budget in config.budgets
                   if (sample.id, fingerprint(sample), budget) not in known]  # fmt: skip
         rollouts = {
@@ -89,12 +93,12 @@ async def measure(
         }
         slots = asyncio.Semaphore(max(1, config.concurrency // config.samples))
 
+        alive, lost = [row.accuracy for row in known.values()], list[str]()
+
         async def one(number: int, sample: Sample, budget: int) -> Difficulty:
             async with slots:
                 each = rollouts[budget]
                 group = await each[number % len(each)].group(Draw(sample, 0, number), 0, number)
-            if number == 0:
-                check_scored([group])
             scores = [episode.rewards["accuracy"].value for episode in group.episodes]
             scored = [score for score in scores if score is not None]
             done = Difficulty(
@@ -108,6 +112,11 @@ async def measure(
                 policy=settings,
             )
             journal.add(asdict(done))
+            if not scored:
+                lost.append(_reason(group))
+            alive.extend(scored[:1])
+            if not alive and len(lost) == _PATIENCE:
+                raise DataError(f"none of the first {_PATIENCE} groups of episodes could be scored: {lost[0]}")
             on_done(done)
             return done
 
@@ -117,6 +126,14 @@ async def measure(
         finally:
             for task in tasks:
                 task.cancel()
+        if lost and not alive:
+            raise DataError(f"no episode could be scored: {lost[0]}")
     found = known | {(done.id, done.sample, done.frames): done for done in measured}
     keys = ((sample.id, fingerprint(sample), budget) for sample in questions for budget in config.budgets)
     return [found[key] for key in keys]
+
+
+def _reason(group: Group) -> str:
+    """Why the first episode of a group is unscored."""
+    first = group.episodes[0]
+    return next((e.message for e in first.errors if not e.scored), first.rewards["accuracy"].explanation)

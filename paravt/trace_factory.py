@@ -39,6 +39,8 @@ from paravt.types import Crop, Episode, Sample, Score, Trace, Turn
 from paravt.video import FrameSource, frame_size
 
 _END = "<|im_end|>"
+_PATIENCE = 16
+"""Attempts that all fail, after which a run ends."""
 
 
 class Teacher(Protocol):
@@ -130,6 +132,7 @@ class _Factory:
             attempt = Attempt(**{**row, "reports": tuple(row["reports"])})
             self.done[attempt.id, attempt.sample, attempt.attempt] = attempt
             self.spent.update(attempt.cost)
+        self.alive, self.failures = False, 0
         self.slots = asyncio.Semaphore(config.concurrency)
 
     def of(self, sample: Sample) -> list[Attempt]:
@@ -155,11 +158,19 @@ class _Factory:
                 self.done[key] = known
                 self.spent.update(known.cost)
                 self.journal.add(asdict(known))
+                self.check_alive(known)
                 self.on_attempt(known)
             if known.outcome == "good":
                 good.add(known.key)
             if len(good) >= self.config.keep:
                 return
+
+    def check_alive(self, played: Attempt) -> None:
+        """Raises DataError if nothing but failures has come of this run so far: the engine or the videos are gone."""
+        self.alive = self.alive or played.outcome != "failed"
+        self.failures += 1
+        if not self.alive and self.failures == _PATIENCE:
+            raise DataError(f"all of the first {_PATIENCE} attempts failed, the last one with: {played.why}")
 
     async def attempt(self, sample: Sample, number: int) -> Attempt:
         seed = stable_seed(self.config.episode.seed, "attempt", number)

@@ -6,10 +6,12 @@ import asyncio
 import logging
 
 from paravt.agent import EpisodeConfig
-from paravt.config import QuestionFile, QuestionRows, SampledEpisodes
+from paravt.config import DifficultyFilter, QuestionFile, QuestionRows, SampledEpisodes
 from paravt.data import Draw, read_question_rows, read_samples
+from paravt.data.difficulty import pass_rates, read_difficulty, sift
 from paravt.engines.local import LocalEngine
 from paravt.engines.lockstep import LockstepEngine
+from paravt.errors import DataError
 from paravt.metrics import rollout_metrics
 from paravt.models import QwenVL
 from paravt.rewards import RewardConfig
@@ -21,13 +23,25 @@ log = logging.getLogger(__name__)
 
 
 def read_questions(data: QuestionFile | QuestionRows) -> list[Sample]:
-    """Raises DataError if there are none; rows that cannot be used are counted in the log."""
+    """Raises DataError if there are none; those that cannot be used or teach nothing are counted in the log."""
     if isinstance(data, QuestionFile):
-        return read_samples(data.path)
-    samples, skipped = read_question_rows(data.files, data.root)
-    for reason, count in skipped.most_common():
-        log.warning("skipped %d questions: %s", count, reason)
-    return samples
+        samples = read_samples(data.path)
+    else:
+        samples, skipped = read_question_rows(data.files, data.root)
+        for reason, count in skipped.most_common():
+            log.warning("skipped %d questions: %s", count, reason)
+    return samples if data.difficulty is None else _sifted(samples, data.difficulty)
+
+
+def _sifted(samples: list[Sample], wanted: DifficultyFilter) -> list[Sample]:
+    kept, counts = sift(samples, pass_rates(read_difficulty(wanted.file)), wanted.above, wanted.below)
+    told = ", ".join(f"{count} {what}" for what, count in counts.items())
+    log.warning("difficulty of %d questions: %s", len(samples), told)
+    if not kept:
+        raise DataError(f"{wanted.file}: leaves no question to learn from: {told}")
+    if counts["unmeasured"] == len(samples):
+        raise DataError(f"{wanted.file}: has measured none of the {len(samples)} questions")
+    return kept
 
 
 def play_episodes(

@@ -10,6 +10,7 @@ from paravt.config.base import (
     load_recipe,
 )
 from paravt.config.data import (
+    DifficultyFilter,
     LabMixture,
     LabQuestions,
     MessageFiles,
@@ -23,6 +24,7 @@ from paravt.config.rl import JudgeRecipe, RLRecipe, RolloutRecipe
 from paravt.config.sft import SFTRecipe, Stage
 
 __all__ = [
+    "DifficultyFilter",
     "EpisodeRecipe",
     "JudgeRecipe",
     "LabMixture",

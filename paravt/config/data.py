@@ -55,12 +55,26 @@ class LabQuestions(Strict):
     """Share of multiple choice among the questions that can have it."""
 
 
+class DifficultyFilter(Strict):
+    """Leaves out questions that teach nothing: those that the policy solves at no K, and those that it solves at every
+    K and every time. Questions that were not measured stay."""
+
+    file: str
+    """Pass rates, written by `paravt data difficulty`."""
+    above: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Some K must have a pass rate above this."""
+    below: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Some K must have a pass rate below this."""
+
+
 class QuestionFile(Strict):
     """A JSONL file of samples; see `paravt.data.read_samples`."""
 
     kind: Literal["jsonl"]
     path: str
     """The file."""
+    difficulty: DifficultyFilter | None = None
+    """Which of the questions are left out as too hard or too easy; null: none."""
 
 
 class QuestionRows(Strict):
@@ -71,6 +85,8 @@ class QuestionRows(Strict):
     """Read one after the other; `data/*.parquet` is fine."""
     root: str | None = None
     """Where relative paths of videos begin."""
+    difficulty: DifficultyFilter | None = None
+    """Which of the questions are left out as too hard or too easy; null: none."""
 
 
 class WeightedFiles(Strict):

@@ -54,7 +54,7 @@ class _Drawn:
 
 
 class Batches:
-    """The usable rows of a stream; others are counted on top of `skipped`, and the first of each reason is logged.
+    """The usable rows of a stream; others are counted on top of `skipped`, and `logged`: the first of each reason.
 
     `workers` threads load the rows of this process, and one renders them, so that up to `ahead` rows (of all processes)
     are made before they are asked for. All `ranks` make the same calls. To be closed.
@@ -68,8 +68,9 @@ class Batches:
         workers: int,
         ahead: int,
         skipped: Mapping[str, int] | None = None,
+        logged: bool = True,
     ) -> None:
-        self._ranks, self._size = ranks, stream.size
+        self._ranks, self._size, self._logged = ranks, stream.size, logged and ranks.first
         self._counts, self._misses = Counter(skipped or {}), 0
         self._position = stream.position
         self._made = _draw(stream, builder, ranks, workers)
@@ -119,7 +120,7 @@ class Batches:
         return drawn
 
     def _skip(self, reason: str, name: str, message: str) -> None:
-        if self._ranks.first and not self._counts[reason]:
+        if self._logged and not self._counts[reason]:
             log.warning("skipped (%s): %s: %s", reason, name, message)
         self._counts[reason] += 1
         self._misses += 1

@@ -109,7 +109,7 @@ def train_on_rows(
             step = supervised_step(learner, batch.mine, batch.tokens)
             values = _values(step) | {f"skipped/{reason}": float(n) for reason, n in sorted(batch.skipped.items())}
             if data.validation and step.step % data.validation.every == 0:
-                values["validation/loss"] = validation_loss(learner, corpus, reader, stage.batch_size, ranks)
+                values |= validate(learner, corpus, reader, stage.batch_size, ranks)
             if data.episodes and step.step % data.episodes.every == 0:
                 weights = learner.weights(dtype) if copied else None
                 seed = recipe.seed
@@ -163,12 +163,14 @@ def _values(step: StepMetrics) -> dict[str, float]:
     }
 
 
-def validation_loss(learner: Learner, corpus: Corpus, reader: FrameReader, at_a_time: int, ranks: Ranks) -> float:
-    """Mean cross-entropy over the sampled tokens of the held-out rows. Raises DataError if none can be used."""
+def validate(learner: Learner, corpus: Corpus, reader: FrameReader, at_a_time: int, ranks: Ranks) -> dict[str, float]:
+    """Mean cross-entropy over the sampled tokens of the held-out rows, and how many were skipped for those that were
+    used. Raises DataError if none can be used."""
     assert corpus.data.validation is not None
     stream, wanted = corpus.held_out(), corpus.data.validation.rows
     # a builder of its own: the other one renders meanwhile, on the thread that reads ahead
-    held_out = Batches(stream, corpus.builder(learner.model, reader), ranks, corpus.data.workers, at_a_time)
+    builder = corpus.builder(learner.model, reader)
+    held_out = Batches(stream, builder, ranks, corpus.data.workers, at_a_time, logged=False)
     total, rows, tokens = 0.0, 0, 0
     try:
         while rows < wanted and (left := stream.size - held_out.drawn):
@@ -179,7 +181,7 @@ def validation_loss(learner: Learner, corpus: Corpus, reader: FrameReader, at_a_
                 total -= sum(float(row.sum()) for row in logprobs)
     finally:
         held_out.close()
-    return sum(ranks.exchange(total)) / tokens
+    return {"validation/loss": sum(ranks.exchange(total)) / tokens, "validation/skipped": held_out.drawn - rows}
 
 
 def export_stage(learner: Learner, directory: Path) -> None:

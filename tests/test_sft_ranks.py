@@ -1,7 +1,7 @@
 """Supervised training in several processes.
 
-Locked here: a run of one process that goes on in two, which are killed, and goes on in one again, has the metrics of one
-that was never stopped, within float error: the same rows in every step, also where some cannot be used or have no
+Locked here: a run of one process that goes on in two, which are killed, and goes on in one again, has the metrics of
+one that was never stopped, within float error: the same rows in every step, also where some cannot be used or have no
 image, the same loss of held-out rows, the same episodes; two processes share the rows and have the same batches; what
 several processes cannot do is one line.
 """
@@ -33,6 +33,7 @@ from paravt.config import MessageFiles, SFTRecipe
 from paravt.errors import DataError, RecipeError
 from paravt.lab.factory import train_sft
 from paravt.learner import Learner
+from paravt.provenance import lock_directory
 from paravt.ranks import Ranks
 from paravt.sft import run_sft
 from paravt.sft_batches import Batch, Batches
@@ -75,6 +76,11 @@ def kill_after(step: int, line: list[str], out: Path) -> None:
         for each in (*children(process.pid), process.pid):
             os.kill(each, signal.SIGKILL)
         process.wait()
+    while time.monotonic() < deadline:  # its children are nobody's now
+        try:
+            return lock_directory(out).close()
+        except RecipeError:
+            time.sleep(0.01)
 
 
 def test_a_run_goes_on_in_two_processes_and_in_one_again(tree: dict[str, Any], tmp_path: Path) -> None:
@@ -100,7 +106,7 @@ def test_a_run_goes_on_in_two_processes_and_in_one_again(tree: dict[str, Any], t
     assert "rows: step 2 of 8: loss " in log, log
     assert "step 1 of" not in log
     assert log.count("step 2 of 8") == 1, "one process talks"
-    assert log.count("skipped (no_answer)") <= 1
+    assert log.count("skipped") <= 2, "one process talks of each reason once"
     assert not (out / "rows").exists(), "it was killed in time"
     before = metrics(out)
     assert len(before) >= 4
@@ -113,7 +119,8 @@ def test_a_run_goes_on_in_two_processes_and_in_one_again(tree: dict[str, Any], t
         assert one.keys() == other.keys()
         for name, value in one.items():
             if name not in ("microbatches", "packed_tokens"):  # dummy rows count
-                assert other[name] == pytest.approx(value, rel=2e-3, abs=1e-6), (one["step"], name)
+                close = value if value is None else pytest.approx(value, rel=1e-3, abs=1e-6)
+                assert other[name] == close, (one["step"], name)
     assert {"validation/loss", "episodes/f_strict", "skipped/media_missing"} <= set().union(*after)
     start = weights(Path(shipped_model()))
     updates = [

@@ -119,7 +119,7 @@ def test_a_run_goes_on_in_two_processes_and_in_one_again(tree: dict[str, Any], t
         assert one.keys() == other.keys()
         for name, value in one.items():
             if name not in ("microbatches", "packed_tokens"):  # dummy rows count
-                close = value if value is None else pytest.approx(value, rel=1e-3, abs=1e-6)
+                close = value if value is None else pytest.approx(value, rel=1e-4, abs=1e-6)
                 assert other[name] == close, (one["step"], name)
     assert {"validation/loss", "episodes/f_strict", "skipped/media_missing"} <= set().union(*after)
     start = weights(Path(shipped_model()))

@@ -144,6 +144,8 @@ def sft(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would run, from the model's configuration alone.")
     ] = False,
+    ranks: Annotated[int, typer.Option(min=1, help="Of --dry-run: processes that the run is spread over.")] = 1,
+    nproc: Annotated[int, typer.Option(min=1, help="Processes on this machine, each with a GPU if there are any.")] = 1,
 ) -> None:
     """Train a model on traces or rows of files, stage by stage; the loss is on sampled tokens only."""
     from paravt.config import SFTRecipe, load_recipe
@@ -153,7 +155,10 @@ def sft(
         from paravt.dry_run import estimate_sft
         from paravt.terminal import show_dry_run
 
-        show_dry_run(Console(), estimate_sft(loaded))
+        show_dry_run(Console(), estimate_sft(loaded, max(ranks, nproc)))
+        return
+    if nproc > 1:
+        _start_processes(["sft", str(recipe), "--out", str(out)], override, nproc)
         return
     from paravt.lab.factory import train_sft
 
@@ -202,14 +207,19 @@ def rl(
         show_dry_run(Console(), estimate(loaded, max(ranks, nproc)))
         return
     if nproc > 1:
-        from paravt.launch.torchrun import start
-
-        changes = [part for change in override or [] for part in ("--set", change)]
-        start("paravt", ["rl", str(recipe), "--out", str(out), "--resume", resume, *changes], nproc)
+        _start_processes(["rl", str(recipe), "--out", str(out), "--resume", resume], override, nproc)
         return
     from paravt.lab.factory import train_rl
 
     train_rl(loaded, out, Console(stderr=True), resume)
+
+
+def _start_processes(arguments: list[str], override: list[str] | None, processes: int) -> None:
+    """This command in each of several processes."""
+    from paravt.launch.torchrun import start
+
+    changes = [part for change in override or [] for part in ("--set", change)]
+    start("paravt", [*arguments, *changes], processes)
 
 
 @lab.command("video")

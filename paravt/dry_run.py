@@ -92,6 +92,12 @@ class SFTDryRun(Memory):
 
     stages: tuple[tuple[str, int, int], ...]
     """Name, steps, rows of a step."""
+    player: int
+    """Weights of a whole copy that plays sampled episodes; 0 if the learner's are not sharded, or none are played."""
+
+    @property
+    def total(self) -> int:
+        return super().total + self.player
 
 
 def skeleton(path: str) -> Any:
@@ -183,21 +189,24 @@ def estimate(recipe: RLRecipe, ranks: int = 1) -> DryRun:
     )
 
 
-def estimate_sft(recipe: SFTRecipe) -> SFTDryRun:
-    """Of supervised training on files, in the one process that it runs in. Raises RecipeError for a recipe of the lab,
-    and for weights of 16 bits without adapters."""
+def estimate_sft(recipe: SFTRecipe, ranks: int = 1) -> SFTDryRun:
+    """Of supervised training on files. Raises RecipeError for a recipe of the lab, and for what one process would
+    refuse to train."""
     if not isinstance(recipe.model, PretrainedModel) or not all(
         isinstance(stage.data, MessageFiles) for stage in recipe.stages
     ):
         raise RecipeError("a dry run is of a pretrained model on files; the lab's recipes just run")
     module = skeleton(recipe.model.path)
     dtype = dtype_name(module, recipe.model)
-    check_precision(dtype, adapters=recipe.lora is not None)
+    check_precision(dtype, adapters=recipe.lora is not None, processes=ranks)
     if recipe.freeze_vision:
         module.model.visual.requires_grad_(False)
-    memory = learner_memory(module, dtype, recipe, reference=False, ranks=1)
+    memory = learner_memory(module, dtype, recipe, reference=False, ranks=ranks)
+    played = ranks > 1 and any(isinstance(s.data, MessageFiles) and s.data.episodes for s in recipe.stages)
     return SFTDryRun(
-        **_fields(memory), stages=tuple((stage.name, stage.steps, stage.batch_size) for stage in recipe.stages)
+        **_fields(memory),
+        stages=tuple((stage.name, stage.steps, stage.batch_size) for stage in recipe.stages),
+        player=(memory.parameters - (memory.trained if recipe.lora else 0)) * _BYTES[dtype] if played else 0,
     )
 
 

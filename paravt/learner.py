@@ -5,7 +5,8 @@ at scored positions only, in chunks. Every log-probability is one of the samplin
 temperature, ids that are never sampled at -inf. Arrays per token are aligned with `Row.ids` throughout.
 
 Sharded (FSDP2) if a mesh is given: every rank brings its own rows, weights are global already, gradients are summed.
-With `param_dtype` the shards are the float32 master weights. One process trains the weights as they are.
+The shards are float32 master weights, gathered in the dtype that the model had. One process trains the weights as they
+are.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import copy
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from torch.utils.checkpoint import checkpoint
 from paravt.loss import LossConfig, LossStats, policy_loss
 from paravt.models import QwenVL
 from paravt.optim import OptimizerConfig, learning_rate, make_optimizer
-from paravt.packing import Packed, Shared, dummy_row, pack, plan, share
+from paravt.packing import Packed, Shared, bucket, dummy_row, pack, pad, plan, share
 from paravt.prefix_attention import PACKED, Kernel, attention_inputs
 from paravt.types import Row
 
@@ -66,8 +67,11 @@ class LearnerConfig:
     activation_checkpointing: bool = False
     lora: LoRA | None = None
     param_dtype: torch.dtype | None = None
-    """What sharded parameters are gathered in, such as bfloat16; reductions stay in float32."""
+    """What sharded parameters are gathered in, such as bfloat16; reductions stay in float32. None: as they were."""
+    packing: bool = True
+    """False: rows of similar length are padded; for devices whose attention is slow on packed rows."""
     share_prompts: bool = True
+    """Of packed rows."""
     kernel: Kernel | None = None
     """Of the attention; None: the fastest there is for the device."""
 
@@ -86,7 +90,7 @@ class StepMetrics:
     microbatches: int
     """Of each rank."""
     packed_tokens: int
-    """That went through the model."""
+    """That went through the model, padding included."""
     token_means: dict[str, float]
     """See `LossStats.means`; `tokens` is the number of scored tokens of weight other than 0."""
 
@@ -109,17 +113,19 @@ class Scorer(nn.Module):
         inner = self.module.model
         features = {"image": self._model.encode_images(packed.frames)} if packed.frames else None
         dtype = self._config.param_dtype or self.module.dtype
-        attention = attention_inputs(packed.layout, packed.ids_T.device, dtype, self._config.kernel)
+        attention: dict[str, Any] = {}
+        if packed.layout is not None:
+            attention = attention_inputs(packed.layout, packed.ids_BT.device, dtype, self._config.kernel)
         # Positions and no cache, always: left to itself the model takes positions from whatever ran before, and a cache
         # would silently be dropped under activation checkpointing.
-        hidden_TD = inner(
-            input_ids=packed.ids_T[None],
-            position_ids=packed.positions_3T[:, None],
+        hidden_BTD = inner(
+            input_ids=packed.ids_BT,
+            position_ids=packed.positions_3BT,
             mm_encoder_outputs=features,
             use_cache=False,
             **attention,
-        ).last_hidden_state[0]
-        hidden = torch.split(hidden_TD[packed.predictors_N], self._config.logits_chunk)
+        ).last_hidden_state
+        hidden = torch.split(hidden_BTD.flatten(0, 1)[packed.predictors_N], self._config.logits_chunk)
         targets = torch.split(packed.targets_N, self._config.logits_chunk)
         if len(hidden) == 1 or not torch.is_grad_enabled():
             parts = [self._head(h, t) for h, t in zip(hidden, targets, strict=True)]
@@ -143,6 +149,9 @@ class Learner:
     """Trains `model` in place. With a `mesh` the model is sharded over it; all ranks must make the same calls."""
 
     def __init__(self, model: QwenVL, config: LearnerConfig, mesh: DeviceMesh | None = None) -> None:
+        if mesh is not None and model.module.dtype.itemsize < 4:
+            config = replace(config, param_dtype=config.param_dtype or model.module.dtype)
+            model.module.float()
         self.model, self.config, self.mesh = model, config, mesh
         self.steps = 0
         self.peft: Any = add_adapters(model.module, config.lora, keep_dtype=mesh is not None) if config.lora else None
@@ -178,7 +187,7 @@ class Learner:
         rows, batches = self._plan(rows)
         out = [np.zeros(len(row.ids)) for row in rows]
         for groups in batches:
-            packed = pack(self.model, rows, groups)
+            packed = self._pack(rows, groups)
             packed.scatter(scorer(packed)[0], out)
         if isinstance(scorer, FSDPModule):
             scorer.reshard()  # the root keeps its parameters gathered for a backward that doesn't come
@@ -210,7 +219,7 @@ class Learner:
         stats: LossStats | None = None
         totals = torch.zeros(3, dtype=torch.float64, device=self.model.device)  # loss, entropy, tokens fed
         for groups in batches:
-            packed = pack(self.model, rows, groups)
+            packed = self._pack(rows, groups)
             logprobs_N, entropies_N = self.scorer(packed)
             dtype = logprobs_N.dtype
             weights_N = packed.gather(weights).to(dtype)
@@ -227,7 +236,7 @@ class Learner:
             (output.loss * ranks).backward()  # type: ignore[no-untyped-call]
             stats = output.stats if stats is None else stats + output.stats
             entropy = entropies_N[weights_N != 0].double().sum()
-            totals += torch.stack([output.loss.detach().double(), entropy, totals.new_tensor(len(packed.ids_T))])
+            totals += torch.stack([output.loss.detach().double(), entropy, totals.new_tensor(packed.ids_BT.numel())])
         assert stats is not None  # there is at least one microbatch
         rate = learning_rate(self.config.optimizer, self.steps)
         norm = self._update(rate)
@@ -255,8 +264,9 @@ class Learner:
 
     def _plan(self, rows: Sequence[Row]) -> tuple[list[Row], list[list[Shared]]]:
         """Microbatches. Sharded: as many on every rank, every one with an image; the last row is the dummy then."""
-        chat = self.model.chat
-        batches = plan(share(chat, rows, share_prompts=self.config.share_prompts), self.config.token_budget)
+        chat, config = self.model.chat, self.config
+        shared = share(chat, rows, share_prompts=config.packing and config.share_prompts)
+        batches = (plan if config.packing else bucket)(shared, config.token_budget)
         number = torch.tensor(len(batches), device=self.model.device)
         self._reduce(number, dist.ReduceOp.MAX)
         if not number:
@@ -271,6 +281,10 @@ class Learner:
         for batch in blind:
             batch.append(dummy)
         return rows, batches
+
+    def _pack(self, rows: Sequence[Row], groups: Sequence[Shared]) -> Packed:
+        packed = pack(self.model, rows, groups)
+        return packed if self.config.packing else pad(packed, self.model.chat.end_id)
 
     # ------------------------------------------------------------------ sharding and export
 

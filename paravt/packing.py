@@ -1,9 +1,12 @@
-"""Rows to packed batches: which rows share a prompt, which go through the model together, and as what tensors."""
+"""Rows to packed batches: which rows share a prompt, which go through the model together, and as what tensors.
+
+In one sequence without padding, as a rule; where there is no attention for that, padded.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
@@ -89,17 +92,29 @@ def _split(group: Shared, token_budget: int) -> list[Shared]:
     return [Shared(group.prompt, tuple(rows), tuple(suffixes)) for rows, suffixes in out]
 
 
+def bucket(shared: Sequence[Shared], token_budget: int) -> list[list[Shared]]:
+    """The same for rows alone that are padded: rows of similar length together, at most the budget with the padding."""
+    batches: list[list[Shared]] = []
+    for row in sorted(shared, key=lambda row: -row.tokens):
+        if not batches or (len(batches[-1]) + 1) * batches[-1][0].tokens > token_budget:
+            batches.append([])
+        batches[-1].append(row)
+    return batches
+
+
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """One microbatch. T tokens go through the model, N of the rows' tokens are scored."""
+    """One microbatch. B x T tokens go through the model, N of the rows' tokens are scored."""
 
-    ids_T: Tensor
-    positions_3T: Tensor
-    layout: Layout
+    ids_BT: Tensor
+    positions_3BT: Tensor
+    layout: Layout | None
+    """What the one sequence is made of; None: of padded rows, and attention is that of any batch."""
     frames: tuple[Frame, ...]
     """In the order of their placeholders."""
     predictors_N: Tensor
-    """The token whose hidden state predicts each scored token: for the first of a suffix, the prompt's last."""
+    """Among the B x T, the token whose hidden state predicts each scored one: for the first of a suffix, the prompt's
+    last."""
     targets_N: Tensor
     scored: tuple[tuple[int, np.ndarray], ...]
     """Per row its index and the positions of its scored tokens, in the order of N."""
@@ -107,7 +122,7 @@ class Packed:
     def gather(self, arrays: Sequence[np.ndarray]) -> Tensor:
         """(N,) of arrays that are aligned with the rows' ids."""
         parts = [np.asarray(arrays[index], np.float64)[at] for index, at in self.scored]
-        return torch.from_numpy(np.concatenate(parts)).to(self.ids_T.device)
+        return torch.from_numpy(np.concatenate(parts)).to(self.ids_BT.device)
 
     def scatter(self, values_N: Tensor, arrays: Sequence[np.ndarray]) -> None:
         """The reverse, into `arrays`."""
@@ -117,7 +132,7 @@ class Packed:
 
 
 def pack(model: QwenVL, rows: Sequence[Row], groups: Sequence[Shared]) -> Packed:
-    """Raises ValueError for a row with a scored token that the sampler could not have sampled."""
+    """All in one sequence. Raises ValueError for a row with a scored token that the sampler could not have sampled."""
     banned = np.array(model.banned_ids)
     ids: list[np.ndarray] = []
     positions: list[np.ndarray] = []
@@ -156,13 +171,36 @@ def pack(model: QwenVL, rows: Sequence[Row], groups: Sequence[Shared]) -> Packed
         blocks.append(Block(prompt, suffixes) if len(group.rows) > 1 else Block(group.tokens))
     to = model.device
     return Packed(
-        ids_T=_tensor(ids).to(to),
-        positions_3T=torch.from_numpy(np.concatenate(positions, 1)).to(to),
+        ids_BT=_tensor(ids)[None].to(to),
+        positions_3BT=torch.from_numpy(np.concatenate(positions, 1))[:, None].to(to),
         layout=Layout(tuple(blocks)),
         frames=tuple(frames),
         predictors_N=_tensor(predictors).to(to),
         targets_N=_tensor(targets).to(to),
         scored=tuple(scored),
+    )
+
+
+def pad(packed: Packed, filler: int) -> Packed:
+    """Packed rows, none of which share a prompt, each on its own and filled up to the longest.
+
+    What is filled in comes last, so that causal attention does not see it.
+    """
+    assert packed.layout is not None
+    lengths = packed.layout.pieces
+    rows, longest = len(lengths), max(lengths)
+    places = [torch.arange(row * longest, row * longest + length) for row, length in enumerate(lengths)]
+    places_T = torch.cat(places).to(packed.ids_BT.device)
+    ids_BT = packed.ids_BT.new_full((rows * longest,), filler)
+    ids_BT[places_T] = packed.ids_BT[0]
+    positions_3BT = packed.positions_3BT.new_zeros((3, rows * longest))
+    positions_3BT[:, places_T] = packed.positions_3BT[:, 0]
+    return replace(
+        packed,
+        ids_BT=ids_BT.view(rows, longest),
+        positions_3BT=positions_3BT.view(3, rows, longest),
+        layout=None,
+        predictors_N=places_T[packed.predictors_N],
     )
 
 

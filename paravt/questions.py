@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from torch import Tensor
+
 from paravt.agent import EpisodeConfig
 from paravt.config import DifficultyFilter, QuestionFile, QuestionRows, SampledEpisodes
 from paravt.data import Draw, read_question_rows, read_samples
@@ -14,8 +16,9 @@ from paravt.engines.lockstep import LockstepEngine
 from paravt.errors import DataError
 from paravt.metrics import rollout_metrics
 from paravt.models import QwenVL
+from paravt.ranks import Ranks
 from paravt.rewards import RewardConfig
-from paravt.rollout import Rollout, RolloutConfig
+from paravt.rollout import Group, Rollout, RolloutConfig
 from paravt.types import Sample
 from paravt.video import FrameReader
 
@@ -45,10 +48,19 @@ def _sifted(samples: list[Sample], wanted: DifficultyFilter) -> list[Sample]:
 
 
 def play_episodes(
-    model: QwenVL, samples: list[Sample], wanted: SampledEpisodes, reader: FrameReader, seed: int, step: int
+    model: QwenVL,
+    samples: list[Sample],
+    wanted: SampledEpisodes,
+    reader: FrameReader,
+    seed: int,
+    step: int,
+    ranks: Ranks,
+    weights: dict[str, Tensor] | None = None,
 ) -> dict[str, float]:
-    """One episode for each sample with the model as it is; means as in reinforcement learning. In lockstep: the same
-    model gives the same numbers."""
+    """One episode for each sample, with the model as it is or with other weights; means as in reinforcement learning.
+
+    In lockstep: the same model gives the same numbers. Each of the `ranks` plays its share, and has the means of all.
+    """
     config = RolloutConfig(
         group_size=1,
         episode=EpisodeConfig(**wanted.episode.model_dump(), temperature=wanted.temperature),
@@ -56,15 +68,16 @@ def play_episodes(
         run_seed=seed,
     )
 
-    async def play() -> dict[str, float]:
+    async def play() -> list[Group]:
         engine = LockstepEngine(LocalEngine(model), reader)
         try:
-            await engine.load_policy(step, None)
+            await engine.load_policy(step, weights)
             rollout = Rollout(engine, engine.reader, config, around=engine.episode)
-            draws = [Draw(sample, 0, index) for index, sample in enumerate(samples)]
-            return rollout_metrics(await asyncio.gather(*(rollout.group(draw, step, draw.index) for draw in draws)))
+            draws = [Draw(sample, 0, index) for index, sample in enumerate(samples)][ranks.rank :: ranks.size]
+            return await asyncio.gather(*(rollout.group(draw, step, draw.index) for draw in draws))
         finally:
             await engine.close()
 
     model.module.eval()
-    return asyncio.run(play())
+    told = ranks.exchange([group.without_pixels() for group in asyncio.run(play())])
+    return rollout_metrics(sorted((group for part in told for group in part), key=lambda group: group.number))

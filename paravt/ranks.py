@@ -1,7 +1,7 @@
 """The processes of a run: which one this is, and how it speaks to the others.
 
-Under torchrun, each process samples and learns from its own share of every step, and makes the same calls here in the
-same order. What is exchanged (numbers, texts, episodes without pixels) goes between processes of one run only.
+Under torchrun, each process learns from its own share of every step (and samples it), and makes the same calls here in
+the same order. What is exchanged (numbers, texts, episodes without pixels) goes between processes of one run only.
 """
 
 from __future__ import annotations
@@ -64,9 +64,17 @@ class Ranks:
 
     async def gather(self, value: T) -> list[T]:
         """The values of all processes, by rank, in every process. Raises WorkerError if their launcher is gone."""
+        return [value] if self.size == 1 else await self.call(self.exchange, value)
+
+    def exchange(self, value: T) -> list[T]:
+        """The same, for a loop that computes and exchanges in its own thread."""
         if self._store is not None and os.getppid() != self._launcher:
             raise WorkerError("the launcher of this process was killed")
-        return [value] if self.size == 1 else await self.call(_gather, value, self.size)
+        if self.size == 1:
+            return [value]
+        values: list[T] = [value] * self.size
+        dist.all_gather_object(values, value)
+        return values
 
     def __enter__(self) -> Ranks:
         if dist.is_torchelastic_launched():
@@ -98,9 +106,3 @@ class Ranks:
     def _use_device(self) -> None:
         if self.size > 1 and torch.cuda.is_available():
             torch.cuda.set_device(self._local)
-
-
-def _gather(value: T, size: int) -> list[T]:
-    values: list[T] = [value] * size
-    dist.all_gather_object(values, value)
-    return values

@@ -83,16 +83,13 @@ class _Run:
         self.dtype = model.module.dtype
         loaded = str(self.dtype).removeprefix("torch.")  # of `auto` it is known only now
         check_precision(loaded, adapters=recipe.lora is not None, processes=ranks.size)
-        config, mesh = recipe.learner_config(), ranks.mesh(device)
+        mesh = ranks.mesh(device)
         # A learner that is sharded, or that works while episodes run, leaves the engine a model of its own.
         self.copied = mesh is not None or recipe.rollout.max_staleness > 0
         if self.copied:
             sampled = QwenVL(copy.deepcopy(model.module), copy.deepcopy(model.processor))
-        if mesh is not None:  # master weights
-            model.module.float()
-            config = dataclasses.replace(config, param_dtype=None if self.dtype == torch.float32 else self.dtype)
         torch.manual_seed(recipe.seed)  # adapters begin at random, alike in every process
-        self.learner = Learner(model, config, mesh)
+        self.learner = Learner(model, recipe.learner_config(), mesh)
         self.credit = CreditConfig(recipe.anchor, std=recipe.std, subagents=recipe.subagents)
         self.token_bytes = byte_reader(model.chat.tokenizer)
         rollout = open_rollout(recipe, sampled, reader)

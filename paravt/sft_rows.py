@@ -1,15 +1,15 @@
 """A stage of supervised training on rows of files, top to bottom.
 
 The update is the learner's: an advantage of 1 on every token that an assistant said, and weights that sum up to 1, make
-its policy gradient that of the mean cross-entropy. So packing, adapters, accumulation, activation checkpointing and
-checkpoints are those of reinforcement learning.
+its policy gradient that of the mean cross-entropy. So packing, sharding, adapters, accumulation, activation
+checkpointing and checkpoints are those of reinforcement learning.
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,7 @@ import torch
 from paravt.chat import TokenChat
 from paravt.checkpoint import check_room, choose_checkpoint, load_checkpoint, save_checkpoint
 from paravt.config import MessageFiles, SFTRecipe, Stage, check_precision
-from paravt.data.batches import Prefetch, batches
 from paravt.data.rows import Position, RowSource, RowStream
-from paravt.data.skips import RowError
 from paravt.data.tables import find_files, open_groups
 from paravt.data.traces import RowConfig, TraceBuilder
 from paravt.engines.base import stable_seed
@@ -29,6 +27,9 @@ from paravt.learner import Learner, StepMetrics
 from paravt.metrics import MetricsFile
 from paravt.models import QwenVL
 from paravt.questions import play_episodes, read_questions
+from paravt.ranks import Ranks
+from paravt.sft_batches import Batches
+from paravt.sft_progress import StageProgress
 from paravt.types import Row, Trace
 from paravt.video import FrameReader
 
@@ -70,53 +71,60 @@ class Corpus:
 
 
 def train_on_rows(
-    model: QwenVL, stage: Stage, recipe: SFTRecipe, corpus: Corpus, out: Path, on_step: Callable[..., None]
+    model: QwenVL, stage: Stage, recipe: SFTRecipe, corpus: Corpus, out: Path, progress: StageProgress, ranks: Ranks
 ) -> Learner:
     """Train one stage, from its newest checkpoint in `out/checkpoints/<name>` if there is one.
 
     `out/<name>.jsonl` gets a line for each step, `out/<name>.timings.jsonl` how long it took and how much of that was
     waiting for data. Raises DataError if no row can be used, FloatingPointError if a gradient is not finite,
-    RecipeError if all weights are to be trained in 16 bits.
+    RecipeError if one process would train all weights in 16 bits.
     """
-    check_precision(str(model.module.dtype).removeprefix("torch."), adapters=recipe.lora is not None)
+    dtype, data = model.module.dtype, corpus.data
+    check_precision(str(dtype).removeprefix("torch."), adapters=recipe.lora is not None, processes=ranks.size)
     if recipe.freeze_vision:
         model.module.model.visual.requires_grad_(False)
-    torch.manual_seed(stable_seed(recipe.seed, stage.name))  # adapters begin at random
-    learner = Learner(model, recipe.learner_config(stage))
+    mesh = ranks.mesh(str(model.device))
+    # what is sharded cannot be played with
+    copied = mesh is not None and data.episodes is not None
+    player = QwenVL(copy.deepcopy(model.module), copy.deepcopy(model.processor)) if copied else model
+    torch.manual_seed(stable_seed(recipe.seed, stage.name))  # adapters begin at random, alike in every process
+    learner = Learner(model, recipe.learner_config(stage), mesh)
     checkpoints = out / "checkpoints" / stage.name
     found = choose_checkpoint(checkpoints, "auto")
     saved: dict[str, Any] = load_checkpoint(found, learner) if found is not None else {}
-    check_room(out, learner, recipe.keep_checkpoints)
     metrics, timings = MetricsFile(out / f"{stage.name}.jsonl"), MetricsFile(out / f"{stage.name}.timings.jsonl")
-    for file in (metrics, timings):
-        file.cut(learner.steps)
-    on_step(completed=learner.steps)
-    reader = FrameReader(workers=corpus.data.workers)
-    builder = corpus.builder(model, reader)
-    held_out = corpus.builder(model, reader)  # validation renders while `builder` does on the thread that reads ahead
+    if ranks.first:
+        check_room(out, learner, recipe.keep_checkpoints)
+        for file in (metrics, timings):
+            file.cut(learner.steps)
+    progress.update(learner.steps)
+    reader = FrameReader(workers=data.workers)
     stream = corpus.stream(Position.from_dict(saved["position"]) if saved else None)
-    made = batches(stream, builder, stage.batch_size, corpus.data.workers, saved.get("skipped"))
-    ahead = Prefetch(made, corpus.data.prefetch)
+    ahead = data.prefetch * stage.batch_size
+    rows = Batches(stream, corpus.builder(model, reader), ranks, data.workers, ahead, saved.get("skipped"))
     try:
         while learner.steps < stage.steps:
-            started, waited = time.monotonic(), ahead.waited
-            batch = ahead.take()
-            step = supervised_step(learner, batch.traces)
+            started = time.monotonic()
+            batch = rows.take(stage.batch_size)
+            step = supervised_step(learner, batch.mine, batch.tokens)
             values = _values(step) | {f"skipped/{reason}": float(n) for reason, n in sorted(batch.skipped.items())}
-            if corpus.data.validation and step.step % corpus.data.validation.every == 0:
-                values["validation/loss"] = validation_loss(learner, corpus, held_out)
-            wanted = corpus.data.episodes
-            if wanted is not None and step.step % wanted.every == 0:
-                played = play_episodes(model, corpus.samples, wanted, reader, recipe.seed, step.step)
+            if data.validation and step.step % data.validation.every == 0:
+                values |= validate(learner, corpus, reader, stage.batch_size, ranks)
+            if data.episodes and step.step % data.episodes.every == 0:
+                weights = learner.weights(dtype) if copied else None
+                seed = recipe.seed
+                played = play_episodes(player, corpus.samples, data.episodes, reader, seed, step.step, ranks, weights)
                 values |= {f"episodes/{name}": value for name, value in played.items()}
-            metrics.add(step.step, values)
-            seconds, wait = time.monotonic() - started, ahead.waited - waited
-            timings.add(step.step, {"seconds": seconds, "data_wait": wait, "data_wait_share": wait / seconds})
-            on_step(completed=step.step, loss=values["loss"])
+            seconds = time.monotonic() - started
+            spent = {"seconds": seconds, "data_wait": batch.waited, "data_wait_share": batch.waited / seconds}
+            if ranks.first:
+                metrics.add(step.step, values)
+                timings.add(step.step, spent)
+            progress.say(step.step, values | spent)
             if step.step % recipe.checkpoint_every == 0 and step.step < stage.steps:
                 save_checkpoint(checkpoints, learner, batch.to_dict(), recipe.keep_checkpoints)
     finally:
-        ahead.close()
+        rows.close()
         reader.close()
     return learner
 
@@ -136,10 +144,9 @@ def supervised_row(trace: Trace) -> Row:
     )
 
 
-def supervised_step(learner: Learner, traces: tuple[Trace, ...]) -> StepMetrics:
-    """One update on the mean cross-entropy of all sampled tokens."""
+def supervised_step(learner: Learner, traces: Sequence[Trace], tokens: int) -> StepMetrics:
+    """One update on the mean cross-entropy of all sampled tokens, of which there are `tokens` in all processes."""
     rows = [supervised_row(trace) for trace in traces]
-    tokens = sum(int(row.mask.sum()) for row in rows)
     return learner.step(rows, [row.mask / tokens for row in rows])
 
 
@@ -156,35 +163,25 @@ def _values(step: StepMetrics) -> dict[str, float]:
     }
 
 
-def validation_loss(learner: Learner, corpus: Corpus, builder: TraceBuilder) -> float:
-    """Mean cross-entropy over the sampled tokens of the held-out rows. Raises DataError if none can be used."""
+def validate(learner: Learner, corpus: Corpus, reader: FrameReader, at_a_time: int, ranks: Ranks) -> dict[str, float]:
+    """Mean cross-entropy over the sampled tokens of the held-out rows, and how many were skipped for those that were
+    used. Raises DataError if none can be used."""
     assert corpus.data.validation is not None
-    total, tokens = 0.0, 0
-    for trace in usable(corpus.held_out(), builder, corpus.data.validation.rows):
-        (logprobs,) = learner.logprobs([supervised_row(trace)])
-        total -= float(logprobs.sum())
-        tokens += sum(trace.loss_mask)
-    return total / tokens
-
-
-def usable(stream: RowStream, builder: TraceBuilder, count: int) -> Iterator[Trace]:
-    """The first `count` rows of a pass that can be used, or as many as there are. Raises RowError if there is none."""
-    found, last = 0, None
-    for _ in range(stream.size):
-        drawn = stream.take()
-        try:
-            if isinstance(drawn.row, RowError):
-                raise drawn.row
-            trace = builder.build(drawn.row)
-        except RowError as error:
-            last = error
-            continue
-        yield trace
-        found += 1
-        if found == count:
-            return
-    if not found and last is not None:
-        raise last
+    stream, wanted = corpus.held_out(), corpus.data.validation.rows
+    # a builder of its own: the other one renders meanwhile, on the thread that reads ahead
+    builder = corpus.builder(learner.model, reader)
+    held_out = Batches(stream, builder, ranks, corpus.data.workers, at_a_time, logged=False)
+    total, rows, tokens = 0.0, 0, 0
+    try:
+        while rows < wanted and (left := stream.size - held_out.drawn):
+            batch = held_out.take(min(at_a_time, wanted - rows), left)
+            if batch.rows:
+                rows, tokens = rows + batch.rows, tokens + batch.tokens
+                logprobs = learner.logprobs([supervised_row(trace) for trace in batch.mine])
+                total -= sum(float(row.sum()) for row in logprobs)
+    finally:
+        held_out.close()
+    return {"validation/loss": sum(ranks.exchange(total)) / tokens, "validation/skipped": held_out.drawn - rows}
 
 
 def export_stage(learner: Learner, directory: Path) -> None:

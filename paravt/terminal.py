@@ -144,6 +144,7 @@ def show_dry_run(console: Console, run: DryRun | SFTDryRun) -> None:
         rows["rows of a step"] = f"about {run.rows:,} if all frames are used, {tokens}"
         memory["engine's own weights"] = run.engine
     else:
+        memory["copy to play with"] = run.player
         rows |= {f"stage {name}": f"{steps} steps, each {size} rows" for name, steps, size in run.stages}
     if run.ranks > 1:
         kinds = [f"{each.count} x {each.name} of {each.parameters:,}" for each in run.plan]

@@ -132,35 +132,52 @@ def test_dry_run_on_the_command_line(eight_billion: Path) -> None:
     assert not Path("unused").exists()
 
 
-def test_supervised_training_in_one_process(eight_billion: Path) -> None:
+def test_supervised_training(eight_billion: Path) -> None:
     changes = [f"model.path={eight_billion}"]
     path = RECIPES / "qwen3vl-8b" / "sft.yaml"
-    plan = estimate_sft(load_recipe(SFTRecipe, path, changes))
-    reinforced = estimate(load_recipe(RLRecipe, RECIPES / "qwen3vl-8b" / "rl-lora.yaml", changes))
-    assert plan.ranks == 1
-    assert (plan.parameters, plan.trained, plan.weights) == (
-        reinforced.parameters, reinforced.trained, reinforced.weights,
+    eight = estimate_sft(load_recipe(SFTRecipe, path, changes), ranks=8)
+    reinforced = estimate(load_recipe(RLRecipe, RECIPES / "qwen3vl-8b" / "rl.yaml", changes), ranks=8)
+    assert eight.ranks == 8
+    assert (eight.weights, eight.gradients, eight.optimizer, eight.gathered) == (
+        reinforced.weights, reinforced.gradients, reinforced.optimizer, reinforced.gathered,
     )  # fmt: skip
-    assert plan.activations == reinforced.activations // 2  # half the tokens at a time
-    assert plan.stages == (("model", 1500, 64),)
-    assert plan.reference == plan.gathered == 0
-    assert plan.total == plan.weights + plan.gradients + plan.optimizer + plan.activations
-    assert plan.total < 80e9  # as the recipe says, one GPU
-    changes += ["lora=null", "model.dtype=float32"]
-    whole = estimate_sft(load_recipe(SFTRecipe, path, changes))
-    assert 140e9 < whole.weights + whole.gradients + whole.optimizer < 141e9
-    frozen = estimate_sft(load_recipe(SFTRecipe, path, [*changes, "freeze_vision=true"]))
+    assert eight.activations == reinforced.activations // 2  # half the tokens at a time
+    assert eight.stages == (("model", 1500, 64),)
+    assert eight.reference == eight.player == 0
+    assert eight.total < 80e9  # as the recipe says
+    episodes = "stages.0.data.episodes={questions: {kind: jsonl, path: q.jsonl}}"
+    played = estimate_sft(load_recipe(SFTRecipe, path, [*changes, episodes]), ranks=8)
+    assert played.total - eight.total == played.player == 2 * eight.parameters
+    with pytest.raises(RecipeError, match="needs several processes"):
+        estimate_sft(load_recipe(SFTRecipe, path, changes))
+    frozen = estimate_sft(load_recipe(SFTRecipe, path, [*changes, "freeze_vision=true"]), ranks=8)
     assert 0.9 * frozen.parameters < frozen.trained < frozen.parameters
     with pytest.raises(RecipeError, match="a dry run is of a pretrained model"):
         estimate_sft(load_recipe(SFTRecipe, RECIPES / "lab" / "trunk.yaml"))
 
 
+def test_supervised_training_of_adapters_in_one_process(eight_billion: Path) -> None:
+    folder, changes = RECIPES / "qwen3vl-8b", [f"model.path={eight_billion}"]
+    recipe = load_recipe(SFTRecipe, folder / "sft-lora.yaml", changes)
+    plan = estimate_sft(recipe)
+    reinforced = estimate(load_recipe(RLRecipe, folder / "rl-lora.yaml", changes))
+    assert (plan.ranks, plan.parameters, plan.trained, plan.weights) == (
+        1, reinforced.parameters, reinforced.trained, reinforced.weights,
+    )  # fmt: skip
+    assert plan.reference == plan.gathered == plan.player == 0
+    assert plan.total == plan.weights + plan.gradients + plan.optimizer + plan.activations
+    assert plan.total < 80e9  # as the recipe says, one GPU
+    whole = load_recipe(SFTRecipe, folder / "sft.yaml", changes)
+    (stage,), (same,) = recipe.stages, whole.stages
+    assert stage.model_copy(update={"learning_rate": same.learning_rate}) == same
+
+
 def test_dry_run_of_supervised_training_on_the_command_line(eight_billion: Path) -> None:
-    recipe = RECIPES / "qwen3vl-8b" / "sft.yaml"
-    done = paravt("sft", recipe, "--out", "unused", "--dry-run", "--set", f"model.path={eight_billion}")
+    recipe, change = RECIPES / "qwen3vl-8b" / "sft.yaml", f"model.path={eight_billion}"
+    done = paravt("sft", recipe, "--out", "unused", "--dry-run", "--ranks", "8", "--set", change)
     assert done.returncode == 0, done.stderr
-    assert "stage model" in done.stdout
-    assert "1500 steps, each 64 rows" in done.stdout
+    for line in ("stage model", "1500 steps, each 64 rows", "memory on each of 8", "36 x Qwen3VLTextDecoderLayer"):
+        assert line in " ".join(done.stdout.split()), line
     assert not Path("unused").exists()
 
 

@@ -273,7 +273,7 @@ def test_prompts_are_shared_by_what_they_show() -> None:
     fed = {frame.key for frame in packed.frames}
     assert fed == {frame.key for one in rows for frame in one.images}
     assert len(packed.frames) == 3 + 2 + 1 + 3 + 2 + 2 + 1, "a prompt's frames once, a reply's with its row"
-    assert len(packed.ids_T) == sum(group.tokens for group in shared) == sum(packed.layout.pieces)
+    assert packed.ids_BT.numel() == sum(group.tokens for group in shared) == sum(packed.layout.pieces)
 
 
 def test_microbatches_keep_to_the_budget() -> None:

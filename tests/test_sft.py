@@ -17,7 +17,8 @@ from paravt.lab.factory import new_model, train_sft
 from paravt.lab.teacher import Mixture, traces
 from paravt.lab.tiny import TinyShape
 from paravt.models import QwenVL, load_model
-from paravt.sft import collate, learning_rate, sft_loss
+from paravt.optim import learning_rate
+from paravt.sft_traces import collate, sft_loss
 from paravt.types import Trace
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -82,10 +83,8 @@ def test_replies_and_prompts_are_not_targets(student: QwenVL, lessons: list[Trac
 
 
 def test_the_schedule_warms_up_and_decays() -> None:
-    stage = SFTRecipe.model_validate(
-        SMALL | {"stages": [SMALL["stages"][0] | {"steps": 100, "warmup_steps": 10}]}
-    ).stages[0]  # type: ignore[index]
-    rates = [learning_rate(stage, step) for step in range(100)]
+    recipe = SFTRecipe.model_validate(SMALL | {"stages": [SMALL["stages"][0] | {"steps": 100, "warmup_steps": 10}]})
+    rates = [learning_rate(recipe.optimizer_config(recipe.stages[0]), step) for step in range(100)]
     assert rates[0] == pytest.approx(1e-4)
     assert max(rates) == rates[9] == rates[10] == pytest.approx(1e-3)
     assert rates[-1] == pytest.approx(1e-4)

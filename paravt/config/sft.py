@@ -69,7 +69,10 @@ class SFTRecipe(Strict):
     freeze_vision: bool = False
     """Leave the vision tower as it is; stages on files only."""
     token_budget: Positive = 8_192
-    """Most tokens that go through the model at a time; a batch of more is accumulated."""
+    """Most tokens that go through the model at a time, in each process; a batch of more is accumulated."""
+    packing: bool = True
+    """Rows of a batch as one sequence; false: rows of similar length are padded. For devices whose attention is slow on
+    packed rows (GPUs before Ampere, or weights of 32 bits on a GPU); stages on files only."""
     activation_checkpointing: bool = False
     """Compute activations again in the backward pass (less memory, more time); stages on files only."""
     checkpoint_every: Positive = 200
@@ -86,30 +89,33 @@ class SFTRecipe(Strict):
         on_files = any(isinstance(stage.data, MessageFiles) for stage in self.stages)
         if not on_files and (self.lora or self.freeze_vision or self.activation_checkpointing):
             raise ValueError("lora, freeze_vision and activation_checkpointing are for stages on files")
-        if isinstance(self.model, PretrainedModel):
+        if isinstance(self.model, PretrainedModel) and not all(isinstance(s.data, MessageFiles) for s in self.stages):
             # stages on the lab's traces train all weights, whatever the others do
-            adapters = self.lora is not None and all(isinstance(stage.data, MessageFiles) for stage in self.stages)
             try:
-                check_precision(self.model.dtype, adapters=adapters)
+                check_precision(self.model.dtype, adapters=False)
             except RecipeError as error:
                 raise ValueError(str(error)) from error
         return self
+
+    def optimizer_config(self, stage: Stage) -> OptimizerConfig:
+        return OptimizerConfig(
+            learning_rate=stage.learning_rate,
+            schedule="cosine",
+            warmup_steps=stage.warmup_steps,
+            total_steps=stage.steps,
+            final_lr_ratio=stage.final_lr_ratio,
+            betas=self.betas,
+            weight_decay=self.weight_decay,
+            clip_grad_norm=self.clip_grad_norm,
+        )
 
     def learner_config(self, stage: Stage) -> LearnerConfig:
         """Of a stage on files."""
         return LearnerConfig(
             loss=LossConfig(importance_cap=None),  # there is no sampler to be corrected for
-            optimizer=OptimizerConfig(
-                learning_rate=stage.learning_rate,
-                schedule="cosine",
-                warmup_steps=stage.warmup_steps,
-                total_steps=stage.steps,
-                final_lr_ratio=stage.final_lr_ratio,
-                betas=self.betas,
-                weight_decay=self.weight_decay,
-                clip_grad_norm=self.clip_grad_norm,
-            ),
+            optimizer=self.optimizer_config(stage),
             token_budget=self.token_budget,
+            packing=self.packing,
             activation_checkpointing=self.activation_checkpointing,
             lora=self.lora,
         )

@@ -34,11 +34,11 @@ def new_model(shape: TinyShape = DEFAULT_SHAPE, seed: int = 0) -> QwenVL:
 
 
 def train_sft(recipe: SFTRecipe, out: Path, console: Console) -> None:
-    """Run a recipe of supervised training; see `run_sft`."""
+    """Run a recipe of supervised training, in each of the processes that torchrun started; see `run_sft`."""
 
     def start() -> QwenVL:
         if isinstance(recipe.model, PretrainedModel):
-            return load_model(recipe.model.path, recipe.model.dtype, recipe.model.device)
+            return load_model(recipe.model.path, recipe.model.dtype, ranks.device(recipe.model.device))
         return new_model(TinyShape(**recipe.model.model_dump(exclude={"kind"})), recipe.seed)
 
     def stage_traces(model: QwenVL, number: int) -> Iterator[Trace]:
@@ -47,7 +47,8 @@ def train_sft(recipe: SFTRecipe, out: Path, console: Console) -> None:
         mixture = Mixture(**data.model_dump(exclude={"kind"}))
         return traces(model.chat, mixture, stable_seed(recipe.seed, number))
 
-    run_sft(recipe, out, console, start, stage_traces)
+    with Ranks() as ranks:
+        run_sft(recipe, out, console, start, stage_traces, ranks)
 
 
 def train_rl(recipe: RLRecipe, out: Path, console: Console, resume: str = "auto") -> None:

@@ -1,6 +1,7 @@
 """Several processes on this machine, started and watched by torch's own launcher (what `torchrun` runs).
 
-Several machines: `torchrun --nnodes ... -m paravt rl RECIPE --out DIR` on each, with a directory that all of them see.
+Several machines: `torchrun --nnodes ... -m paravt sft RECIPE --out DIR` (or `rl`) on each, with a directory that all of
+them see.
 """
 
 from __future__ import annotations

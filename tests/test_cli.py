@@ -14,8 +14,8 @@ from conftest import CASES, LONG
 from paravt.lab.demo import longest_question
 from paravt.lab.tiny import TinyShape, build_model, build_processor
 from paravt.lab.world import world, write_video
-from paravt.rewards import accuracy
 from paravt.models import QwenVL
+from paravt.rewards import accuracy
 
 
 def paravt(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""Write the tables of docs/lab.md from a run's summary, docs/lab/summary.json: `python docs/make_lab.py`.
+"""Write the tables of docs/lab.md and README.md from a run's summary, docs/lab/summary.json: `python docs/make_lab.py`.
 
 A table stands between `<!-- NAME -->` and `<!-- end -->`; what is between them is replaced.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parent
-TARGET, SUMMARY = DOCS / "lab.md", DOCS / "lab" / "summary.json"
+PAGES, SUMMARY = (DOCS / "lab.md", DOCS.parent / "README.md"), DOCS / "lab" / "summary.json"
 
 Summary = Mapping[str, Any]
 
@@ -27,6 +27,7 @@ MAIN = {
     "K = 64": "accuracy/K64",
     "true reports": "true_reports",
 }
+SHORT = {name: MAIN[name] for name in ("strict format", "kappa", "accuracy", "K = 4", "K = 64")}
 PAPER = {"f (paper, 8 B)": "f", "kappa (paper, 8 B)": "kappa"}
 PEERS = {"accuracy": "accuracy", "kappa": "kappa", "bad reports": "faults", "main tokens": "main_tokens"}
 COST = {
@@ -109,6 +110,7 @@ def made(summary: Summary) -> str:
 
 TABLES: Mapping[str, Callable[[Summary], str]] = {
     "made": made,
+    "short": lambda s: rows_table(s, ["base", "sft", "vanilla", "gating", "anchoring", "full"], SHORT),
     "main": lambda s: rows_table(s, section(s, "main"), MAIN, paper=True),
     "claims": lambda s: claims(s["claims"]),
     "targets": lambda s: claims(s["targets"]),
@@ -139,6 +141,7 @@ def written(text: str, summary: Summary) -> str:
 
 
 if __name__ == "__main__":
-    page = TARGET.read_text(encoding="utf-8")
-    TARGET.write_text(written(page, json.loads(SUMMARY.read_text(encoding="utf-8"))), encoding="utf-8")
-    print(TARGET)
+    found = json.loads(SUMMARY.read_text(encoding="utf-8"))
+    for page in PAGES:
+        page.write_text(written(page.read_text(encoding="utf-8"), found), encoding="utf-8")
+        print(page)

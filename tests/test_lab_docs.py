@@ -1,4 +1,4 @@
-"""docs/lab.md says what the summary of the run says."""
+"""docs/lab.md and README.md say what the summary of the run says."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ def summary() -> Any:
     return json.loads((DOCS / "lab" / "summary.json").read_text())
 
 
-def test_the_page_has_every_table_and_each_is_that_of_the_summary(maker: ModuleType, summary: Any) -> None:
-    page = (DOCS / "lab.md").read_text()
-    assert all(f"<!-- {name} -->" in page for name in maker.TABLES)
-    assert maker.written(page, summary) == page  # if not: python docs/make_lab.py
+def test_the_pages_have_every_table_and_each_is_that_of_the_summary(maker: ModuleType, summary: Any) -> None:
+    pages = [page.read_text() for page in maker.PAGES]
+    assert all(f"<!-- {name} -->" in "".join(pages) for name in maker.TABLES)
+    for page in pages:
+        assert maker.written(page, summary) == page  # if not: python docs/make_lab.py
 
 
 def test_another_number_is_another_page(maker: ModuleType, summary: Any) -> None:
-    page = (DOCS / "lab.md").read_text()
     changed = json.loads(json.dumps(summary))
     changed["rows"]["full"]["means"]["f_strict"]["mean"] += 0.01
-    assert maker.written(page, changed) != page
+    for page in maker.PAGES:
+        assert maker.written(page.read_text(), changed) != page.read_text()
 
 
 def test_means_are_those_of_the_seeds(summary: Any) -> None:

@@ -23,7 +23,7 @@ from paravt.bench.evaluate import Plan, run_evaluation
 from paravt.bench.identity import fingerprint, served_model
 from paravt.bench.loaded import Fault, Loaded, Shard
 from paravt.bench.merge import merge_runs
-from paravt.bench.modes import MODES, run_sample
+from paravt.bench.modes import MODES
 from paravt.bench.report import write_report
 from paravt.bench.results import Result, read_run
 from paravt.bench.runner import Job, Place, run_jobs
@@ -33,7 +33,7 @@ from paravt.engines.base import Completion, Prompt, Sampling
 from paravt.errors import DataError, EngineError, RecipeError
 from paravt.judge import Judge
 from paravt.provenance import lock_directory
-from paravt.types import Episode, Sample, Usage
+from paravt.types import Episode, EpisodeError, Sample, Trace, Usage
 from paravt.video import FrameReader
 
 VIDEO = str(CASES / "video" / "base.mp4")
@@ -207,35 +207,42 @@ def test_missing_videos_are_left_out_and_said(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- places
 
 
-def test_a_dead_place_costs_no_row() -> None:
-    """What one engine fails on another one answers; the dead one is asked less and less."""
-    good, dead = Answerer(), Answerer(lambda question: EngineError("down"))
+def played(sample: Sample, failure: str | None = None) -> Episode:
+    errors = () if failure is None else (EpisodeError("engine", "episode", failure, scored=False),)
+    return Episode(sample, 1, "none", Trace("main", "main"), (), (), "B", errors=errors)
+
+
+@pytest.mark.parametrize("concurrency", [1, 2, 8])
+def test_a_dead_place_costs_no_row(concurrency: int) -> None:
+    """What one engine fails on another one answers, also if that one is busy; the dead one is asked less and less."""
+    good, dead = Answerer(), Answerer()
     asked_of: Counter[int] = Counter()
 
     async def player(sample: Sample, engine: Any) -> Episode:
         asked_of[id(engine)] += 1
-        return await run_sample(sample, engine, DIRECT, DIRECT.config(frame_budget=1), reader=reader)
+        for _ in range(20 if engine is good else 1):  # a failure is there sooner than an answer
+            await asyncio.sleep(0)
+        return played(sample, "down" if engine is dead else None)
 
-    reader = FrameReader()
     done: list[Result] = []
     jobs = [Job("b", sample) for sample in samples(60)]
-    asyncio.run(run_jobs(jobs, [Place("dead", dead), Place("good", good)], player, done.append, concurrency=2))
-    assert sorted(played.episode.sample.id for played in done) == sorted(f"s{n}" for n in range(60))
-    assert all(played.episode.scored and played.place == "good" for played in done)
-    assert asked_of[id(dead)] < 12
+    places = [Place("dead", dead), Place("good", good)]
+    asyncio.run(run_jobs(jobs, places, player, done.append, concurrency=concurrency, tries=2))
+    assert sorted(result.episode.sample.id for result in done) == sorted(f"s{n}" for n in range(60))
+    assert all(result.episode.scored and result.place == "good" for result in done)
+    assert asked_of[id(dead)] <= 2 * concurrency
 
 
 def test_if_nothing_answers_the_run_stops_and_leaves_the_rest() -> None:
-    dead = Answerer(lambda question: EngineError("no route to host"))
-    played: list[Result] = []
+    done: list[Result] = []
 
     async def player(sample: Sample, engine: Any) -> Episode:
-        return await run_sample(sample, engine, DIRECT, DIRECT.config(frame_budget=1), reader=FrameReader())
+        return played(sample, "no route to host")
 
     jobs = [Job("b", sample) for sample in samples(500)]
     with pytest.raises(EngineError, match="have failed, the last with: no route to host; stopped"):
-        asyncio.run(run_jobs(jobs, [Place("dead", dead)], player, played.append, concurrency=4, tries=2))
-    assert len(played) < 20
+        asyncio.run(run_jobs(jobs, [Place("dead", Answerer())], player, done.append, concurrency=4, tries=2))
+    assert len(done) < 20
 
 
 # ---------------------------------------------------------------------------------------------------- afterwards

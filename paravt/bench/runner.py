@@ -109,6 +109,9 @@ class _Pool:
         while True:
             now = loop.time()
             free = [place for place in self._places if place.running < self._slots and place.ready_at <= now]
+            if been and any(place.name not in been and not place.failures for place in self._places):
+                # worth waiting for, rather than failing again at once where it has just failed
+                free = [place for place in free if place.name not in been]
             if free:
                 place = min(free, key=lambda place: (place.name in been, place.failures > 0, place.running))
                 place.running += 1

@@ -7,8 +7,10 @@ import binascii
 import io
 import math
 import re
+from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import unquote
 
 import numpy as np
@@ -18,7 +20,17 @@ from paravt.data.messages import ImageRef, VideoRef
 from paravt.data.skips import RowError
 from paravt.errors import VideoError
 from paravt.types import Frame
-from paravt.video import FrameReader, distinct, frame_size, window_times
+from paravt.video import Frames, VideoInfo, distinct, frame_size, window_times
+
+
+class VideoReader(Protocol):
+    """What rows need of a reader of videos: `paravt.video.FrameReader`, or one that decodes nothing. Both methods raise
+    VideoError."""
+
+    def info(self, path: Path, /) -> VideoInfo: ...
+
+    def read(self, path: Path, times: Sequence[float], size: tuple[int, int] | None = None, /) -> Frames: ...
+
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -73,7 +85,7 @@ def read_image(ref: ImageRef, root: Path | None, factor: int, max_pixels: int) -
 
 
 def read_video(
-    ref: VideoRef, root: Path | None, reader: FrameReader, factor: int, max_pixels: int, fps: float, max_frames: int
+    ref: VideoRef, root: Path | None, reader: VideoReader, factor: int, max_pixels: int, fps: float, max_frames: int
 ) -> tuple[Frame, ...]:
     """Frames at `fps`, evenly over the video or its stretch if that would be more than `max_frames`; what the row
     says goes first, up to `max_frames`. Frames that cannot be decoded are left out. Raises RowError if none can be."""

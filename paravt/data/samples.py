@@ -12,6 +12,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def read_samples(path: str | Path) -> list[Sample]:
             row = json.loads(line, parse_constant=_refuse)
         except (ValueError, RecursionError) as error:
             raise DataError(f"{path}:{number}: not JSON: {error}") from error
-        sample = _sample(row, path, number)
+        sample = own_sample(row, path, number)
         if sample.id in seen:
             raise DataError(f"{path}:{number}: the id {sample.id!r} occurs twice")
         seen.add(sample.id)
@@ -86,7 +87,13 @@ def read_question_rows(files: Sequence[str], root: str | Path | None = None) -> 
 
 
 def row_sample(row: Mapping[str, Any], id: str, root: str | Path | None = None) -> Sample:
-    """One row of published RL data. Raises RowError."""
+    """One row of published RL data. Raises RowError, also if its video is not there."""
+    asked = row_question(row, id)
+    return replace(asked, video=str(local_path(asked.video, None if root is None else Path(root))))
+
+
+def row_question(row: Mapping[str, Any], id: str) -> Sample:
+    """The same with the video as the row has it, wherever it is. Raises RowError."""
     prompt = read_json(row.get("prompt"), "prompt")
     turns = [turn for turn in prompt if isinstance(turn, dict)] if isinstance(prompt, list) else []
     texts = {str(turn.get("role")): _content(turn.get("content")) for turn in turns}
@@ -107,7 +114,7 @@ def row_sample(row: Mapping[str, Any], id: str, root: str | Path | None = None) 
     system = texts.get("system")
     return Sample(
         id=id,
-        video=str(local_path(found[0], None if root is None else Path(root))),
+        video=found[0],
         question=question,
         answer=str(answer),
         type=_ROW_TYPES.get(str(kind), "open"),
@@ -128,7 +135,9 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _sample(row: Any, path: Path, number: int) -> Sample:
+def own_sample(row: Any, path: Path, number: int) -> Sample:
+    """One line of a file of our own. Raises DataError."""
+
     def bad(reason: str) -> DataError:
         return DataError(f"{path}:{number}: {reason}")
 

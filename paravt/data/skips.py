@@ -18,6 +18,7 @@ SkipReason = Literal[
     "too_long",
     "videos",  # of a question: none, or several
     "answer",  # of a question: none
+    "sample",  # of our own files of questions: a key that is missing or of a wrong type
 ]
 
 

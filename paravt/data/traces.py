@@ -16,12 +16,11 @@ from typing import Any
 from jinja2 import TemplateError
 
 from paravt.chat import RenderError, TokenChat, text_message
-from paravt.data.media import read_image, read_video
+from paravt.data.media import VideoReader, read_image, read_video
 from paravt.data.messages import ImageRef, RefPart, VideoRef, parse_row
 from paravt.data.skips import RowError
 from paravt.protocol import timestamped
 from paravt.types import ImagePart, Message, Part, Segment, TextPart, Trace
-from paravt.video import FrameReader
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class TraceBuilder:
     """`load` may run on many threads at once, `render` on one at a time. Both raise RowError for a row that cannot be
     used."""
 
-    def __init__(self, chat: TokenChat, reader: FrameReader, config: RowConfig) -> None:
+    def __init__(self, chat: TokenChat, reader: VideoReader, config: RowConfig) -> None:
         self.chat, self.reader, self.config = chat, reader, config
         names = sorted((str(t) for t in chat.tokenizer.get_added_vocab() if str(t).startswith("<|")), key=len)
         self._control = re.compile("|".join(re.escape(name) for name in reversed(names)))

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from paravt import eval_cli
+from paravt import data_cli, eval_cli
 from paravt.errors import EXIT_CODES, DataError, EngineError, ParaVTError
 
 app = typer.Typer(
@@ -26,8 +26,7 @@ app = typer.Typer(
 )
 lab = typer.Typer(no_args_is_help=True, help="A world of generated videos and a tiny model that knows it.")
 app.add_typer(lab, name="lab")
-data = typer.Typer(no_args_is_help=True, help="Rows of training data.")
-app.add_typer(data, name="data")
+app.add_typer(data_cli.app, name="data")
 app.add_typer(eval_cli.app, name="eval")
 
 
@@ -213,31 +212,6 @@ def rl(
     train_rl(loaded, out, Console(stderr=True), resume)
 
 
-@data.command("check")
-def data_check(
-    files: Annotated[list[str], typer.Argument(help="Parquet or JSONL files with `messages`.", show_default=False)],
-    root: Annotated[Path | None, typer.Option(help="Where relative paths of media begin.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each file.")] = False,
-) -> None:
-    """Which rows can be trained on, and why others cannot. Nothing is decoded.
-
-    Exit code 6 if there is a file without a good row.
-    """
-    from dataclasses import asdict
-
-    from paravt.data.check import check_files
-    from paravt.terminal import show_check
-
-    checks = check_files(files, root)
-    for check in checks:
-        if as_json:
-            sys.stdout.write(json.dumps({**asdict(check), "path": str(check.path)}) + "\n")
-        else:
-            show_check(Console(), check)
-    if any(sum(check.skipped.values()) == check.rows for check in checks):
-        raise typer.Exit(DataError.exit_code)
-
-
 @lab.command("video")
 def lab_video(
     out: Annotated[Path, typer.Argument(help="The mp4 file to write.", show_default=False)],
@@ -251,6 +225,19 @@ def lab_video(
     write_video(name, out)
     for sample in {q.sample.question: q.sample for q in (question(name, number) for number in range(8))}.values():
         typer.echo(f"{sample.question}  ->  {sample.answer}")
+
+
+@lab.command("questions")
+def lab_questions(
+    out: Annotated[Path, typer.Argument(help="The directory to write: videos/ and questions.jsonl.")],
+    videos: Annotated[int, typer.Option(min=1, help="Number of videos.")] = 16,
+    questions: Annotated[int, typer.Option(min=1, help="About each video.")] = 4,
+    seed: Annotated[int, typer.Option(help="Another seed, other videos.")] = 0,
+) -> None:
+    """Write generated videos and a file of questions about them, as one's own data would be."""
+    from paravt.lab.corpus import write_corpus
+
+    typer.echo(write_corpus(out, videos, questions, seed))
 
 
 @lab.command("demo")

@@ -17,8 +17,6 @@ from paravt.episode_config import CropDone, CropStarted, Event, OverviewRead, Tu
 from paravt.types import Crop, Episode, Window
 
 if TYPE_CHECKING:
-    from paravt.data.check import FileCheck
-
     # needs torch, which is slow to import and not needed to show an episode
     from paravt.dry_run import DryRun, SFTDryRun
 
@@ -156,14 +154,6 @@ def show_dry_run(console: Console, run: DryRun | SFTDryRun) -> None:
     for name, value in rows.items():
         table.add_row(name, value)
     console.print(table)
-
-
-def show_check(console: Console, check: FileCheck) -> None:
-    good = check.rows - sum(check.skipped.values())
-    shows = f"{check.turns} turns to learn from, {check.images} images, {check.videos} videos"
-    console.print(Text(f"{printable(str(check.path))}: {check.rows} rows, {good} good: {shows}"))
-    for reason, count in sorted(check.skipped.items()):
-        console.print(Text(f"  {count} {reason}, such as {printable(check.examples[reason])}", "yellow"))
 
 
 def cost(episode: Episode) -> str:

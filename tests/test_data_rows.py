@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 from rows import (
     CALL,
     agent_row,
@@ -37,7 +36,6 @@ from rows import (
 
 from paravt.data import read_question_rows
 from paravt.data.batches import Prefetch, batches
-from paravt.data.check import check_files
 from paravt.data.media import local_path
 from paravt.data.rows import Position, RowSource, RowStream
 from paravt.data.skips import RowError
@@ -46,7 +44,6 @@ from paravt.data.tables import find_files, open_groups, read_group
 from paravt.data.traces import RowConfig, TraceBuilder
 from paravt.errors import DataError
 from paravt.models import QwenVL
-from paravt.terminal import show_check
 from paravt.types import Trace
 from paravt.video import FrameReader
 
@@ -311,21 +308,6 @@ def test_a_file_that_changes_while_it_is_used(tmp_path: Path) -> None:
     write_lines(path, [{"n": 0}])
     with pytest.raises(DataError, match="has changed"):
         read_group(group)
-
-
-def test_a_check_without_a_model(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bad = [{"messages": [turn("user", "q")]}, answered(video("none.mp4"), text("q")), answered(image("x\x1b[31m.png"))]
-    path = write_lines(tmp_path / "c.jsonl", [*good_rows(), *bad, "not json"])
-    (check,) = check_files([str(path)], root)
-    assert (check.rows, check.turns, check.images, check.videos) == (8, 6, 3, 3)
-    assert check.skipped == {"no_answer": 1, "media_missing": 2, "not_a_row": 1}
-    assert check.examples["media_missing"].startswith("row 5: none.mp4: no such file")
-    show_check(Console(width=200), check)
-    shown = capsys.readouterr().out
-    assert "8 rows, 4 good" in shown
-    assert "2 media_missing, such as row 5" in shown
-    with pytest.raises(DataError, match="no such file"):
-        check_files([str(tmp_path / "none.parquet")])
 
 
 # ---------------------------------------------------------------------- order

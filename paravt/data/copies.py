@@ -1,0 +1,162 @@
+"""Copies of files of rows with some rows changed or left out: the same layout, the same schema, group by group."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from paravt.data.skips import RowError
+from paravt.data.tables import find_files, open_groups, read_group
+from paravt.errors import DataError
+
+Change = Callable[["int", "dict[str, Any] | None"], "dict[str, Any] | None"]
+"""(number of the row in its file, row) -> the row to write, or None to leave it out. A row that cannot be read is given
+as None; what is returned for it only says whether it is copied as it is."""
+
+KEEP: dict[str, Any] = {}
+"""Copies a row as it is."""
+_BATCH = 256
+_SUFFIXES = (".parquet", ".jsonl")
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A file to write to; it takes the place of `path` once all of it is there, unless it was removed. Raises
+    OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".partial")
+    os.close(handle)
+    partial = Path(name)
+    try:
+        yield partial
+        if partial.exists():
+            partial.chmod(0o644)
+            partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def copy_rows(source: Path, target: Path, columns: Sequence[str], change: Change) -> int:
+    """Copy a file; returns the number of rows written. Where that is 0, there is no file.
+
+    `columns` are all that `change` reads and may change: the others of a parquet file are copied unseen. Raises
+    DataError for a file that cannot be read or has no rows, OSError for one that cannot be written.
+    """
+    read = 0
+
+    def counted(number: int, row: dict[str, Any] | None) -> dict[str, Any] | None:
+        nonlocal read
+        read += 1
+        return change(number, row)
+
+    with whole_file(target) as partial:
+        write = _copy_parquet if source.suffix == ".parquet" else _copy_lines
+        count = write(source, partial, columns, counted)
+        if not read:
+            raise DataError(f"{source}: no rows")
+        if not count:
+            partial.unlink()
+            target.unlink(missing_ok=True)  # of another time
+    return count
+
+
+def _copy_parquet(source: Path, target: Path, columns: Sequence[str], change: Change) -> int:
+    first = written = 0
+    try:
+        with pq.ParquetFile(source) as file, pq.ParquetWriter(target, file.schema_arrow) as out:
+            read = [name for name in columns if name in file.schema_arrow.names]
+            for group in range(file.metadata.num_row_groups):
+                made: list[pa.Table] = []
+                for batch in file.iter_batches(_BATCH, row_groups=[group]):
+                    made += _changed(pa.Table.from_batches([batch]), read, change, first)
+                    first += batch.num_rows
+                if made and (whole := pa.concat_tables(made)).num_rows:
+                    out.write_table(whole)
+                    written += whole.num_rows
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        raise DataError(f"{source}: cannot be copied: {str(error).splitlines()[0]}") from error
+    return written
+
+
+def _changed(table: pa.Table, columns: Sequence[str], change: Change, first: int) -> list[pa.Table]:
+    try:
+        rows = table.select(columns).to_pylist()
+    except (pa.ArrowException, ValueError, OverflowError):
+        if table.num_rows > 1:  # the others can be read
+            each = range(table.num_rows)
+            return [part for n in each for part in _changed(table.slice(n, 1), columns, change, first + n)]
+        return [] if change(first, None) is None else [table]
+    made = [change(first + number, row) for number, row in enumerate(rows)]
+    kept = [number for number, row in enumerate(made) if row is not None]
+    out = table if len(kept) == len(made) else table.take(pa.array(kept, pa.int64()))
+    for name in columns:
+        values = [(made[number] or rows[number])[name] for number in kept]
+        if values != [rows[number][name] for number in kept]:
+            field = table.schema.field(name)
+            out = out.set_column(table.schema.get_field_index(name), field, pa.array(values, field.type))
+    return [out]
+
+
+def _copy_lines(source: Path, target: Path, columns: Sequence[str], change: Change) -> int:
+    number = written = 0
+    with source.open("rb") as file, target.open("wb") as out:
+        for line in file:
+            if not line.strip():
+                continue
+            try:
+                read = json.loads(line)
+            except (ValueError, RecursionError):
+                read = None
+            row = read if isinstance(read, dict) else None
+            made = change(number, row)
+            number += 1
+            if made is None:
+                continue
+            written += 1
+            same = row is None or not made or made == row
+            text = line.rstrip(b"\r\n") if same else json.dumps(made, ensure_ascii=False).encode("utf-8", "replace")
+            out.write(text + b"\n")
+    return written
+
+
+def raw_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
+    """All rows of a file with their numbers; what is none is given as the error that says why. Raises DataError."""
+    for group in open_groups(path):
+        rows = read_group(group, columns)
+        for index in range(len(rows)):
+            try:
+                yield group.first + index, rows[index]
+            except RowError as error:
+                yield group.first + index, error
+
+
+def paired_files(given: str, out: Path) -> list[tuple[Path, Path]]:
+    """(file, its copy) for a file, a directory or a pattern. Of several files, the copies lie below `out` as these do
+    below the directory that they have in common. Raises DataError if there is no file."""
+    if Path(given).is_dir():
+        inside = sorted(path for path in Path(given).rglob("*") if path.suffix in _SUFFIXES and path.is_file())
+        if Path(given).resolve() != out.resolve():  # copies below the originals are not copied again
+            inside = [path for path in inside if out.resolve() not in path.resolve().parents]
+        if not inside:
+            raise DataError(f"{given}: no .parquet or .jsonl files in it")
+        return [(path, out / path.relative_to(given)) for path in inside]
+    found = find_files([given])
+    if len(found) == 1 and out.suffix in _SUFFIXES and not out.is_dir():
+        if out.suffix != found[0].suffix:
+            raise DataError(f"{out}: a copy has the layout of its original, {found[0].suffix}")
+        return [(found[0], out)]
+    return [(path, out / name) for path, name in zip(found, relative_names(found), strict=True)]
+
+
+def relative_names(paths: Sequence[Path]) -> list[str]:
+    """The names of files from the directory on that all of them have in common."""
+    common = os.path.commonpath([path.absolute().parent for path in paths])
+    return [path.absolute().relative_to(common).as_posix() for path in paths]

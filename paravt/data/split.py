@@ -1,0 +1,138 @@
+"""Rows to train on and rows to validate on, such that no video and no image is in both.
+
+Rows that share a file belong together, and so do rows that share one with any of these, over all files that are split
+at once. What belongs together is dealt out as a whole, in an order that follows from the names and a seed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from paravt.data.addresses import COLUMNS, base_of, find_addresses, identity, is_question, map_addresses
+from paravt.data.copies import KEEP, copy_rows, raw_rows, relative_names
+from paravt.data.skips import RowError
+from paravt.data.tables import find_files
+from paravt.engines.base import stable_seed
+from paravt.errors import DataError
+from paravt.files import write_whole
+
+PARTS = ("train", "validation")
+_NEEDED = (*COLUMNS, "question")
+
+
+@dataclass(frozen=True)
+class Split:
+    rows: dict[str, int]
+    """By part."""
+    media: dict[str, int]
+    """Different videos and images, by part."""
+    clusters: int
+    """Sets of rows that share nothing with each other."""
+
+
+class _Sets:
+    """Disjoint sets of numbers (union by size, paths halved)."""
+
+    def __init__(self) -> None:
+        self._parents: list[int] = []
+
+    def new(self) -> int:
+        self._parents.append(len(self._parents))
+        return len(self._parents) - 1
+
+    def find(self, a: int) -> int:
+        while self._parents[a] != a:
+            self._parents[a] = a = self._parents[self._parents[a]]
+        return a
+
+    def join(self, a: int, b: int) -> None:
+        self._parents[self.find(a)] = self.find(b)
+
+
+def split_files(patterns: Sequence[str], out: Path, share: float, seed: int = 0, root: Path | None = None) -> Split:
+    """Write `out/train` and `out/validation`, with the files' names, and `out/split.json`.
+
+    `share` is that of all rows in the validation part, which is never larger. Rows that cannot be read go to the
+    training part, where they are skipped and counted. Questions of our own get absolute paths, since theirs begin at
+    the file. Raises DataError if there is nothing to choose from.
+    """
+    paths = find_files(patterns)
+    sets = _Sets()
+    places: dict[str, int] = {}
+    owners: list[list[int]] = []
+    for path in paths:
+        found: list[int] = []
+        for _, row in raw_rows(path, _NEEDED):
+            names = [] if isinstance(row, RowError) else _media(row, path, root)
+            owner = sets.new()
+            for name in names:
+                sets.join(places.setdefault(name, owner), owner)
+            found.append(owner)
+        owners.append(found)
+    rows = Counter(sets.find(owner) for found in owners for owner in found)
+    validation = _choose(rows, sets, places, share, seed)
+    for path, name, found in zip(paths, relative_names(paths), owners, strict=True):
+        for part in PARTS:
+            copy_rows(path, out / part / name, _NEEDED, _Part(path, found, sets, validation, part == "validation"))
+    parts = Counter[str]()
+    media = Counter[str]()
+    for cluster, count in rows.items():
+        parts[PARTS[cluster in validation]] += count
+    for owner in places.values():
+        media[PARTS[sets.find(owner) in validation]] += 1
+    done = Split(dict(parts), dict(media), len(rows))
+    about = {"files": [str(path) for path in paths], "share": share, "seed": seed, **asdict(done)}
+    write_whole(out / "split.json", json.dumps(about, indent=1) + "\n")
+    return done
+
+
+def _media(row: dict[str, Any], path: Path, root: Path | None) -> list[str]:
+    base = base_of(row, path, root)
+    return [identity(address, base) for address in find_addresses(row)]
+
+
+def _choose(rows: Counter[int], sets: _Sets, places: dict[str, int], share: float, seed: int) -> set[int]:
+    """The clusters to validate on. Those of rows without media have no name and are trained on."""
+    names: dict[int, str] = {}
+    common = os.path.commonpath([os.path.dirname(name) for name in places if name.startswith("/")] or ["/"])
+    for name, owner in places.items():
+        shown = os.path.relpath(name, common) if name.startswith("/") else name
+        cluster = sets.find(owner)
+        names[cluster] = min(shown, names.get(cluster, shown))
+    room = math.floor(share * rows.total())
+    chosen: set[int] = set()
+    for cluster in sorted(names, key=lambda cluster: (stable_seed(seed, "split", names[cluster]), names[cluster])):
+        if rows[cluster] <= room:
+            chosen.add(cluster)
+            room -= rows[cluster]
+    if not chosen:
+        raise DataError(
+            f"nothing to validate on: {share:g} of {rows.total()} rows is less than any set of rows that share no video"
+            " with the others; choose a larger share"
+        )
+    return chosen
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Which rows of a file are in a part."""
+
+    path: Path
+    owners: Sequence[int]
+    sets: _Sets
+    chosen: set[int]
+    validation: bool
+
+    def __call__(self, number: int, row: dict[str, Any] | None) -> dict[str, Any] | None:
+        if (self.sets.find(self.owners[number]) in self.chosen) != self.validation:
+            return None
+        if row is None or not is_question(row):
+            return KEEP
+        return map_addresses(row, lambda address: os.path.abspath(self.path.parent / address))

@@ -53,7 +53,7 @@ def materialize(
         for file in files:
             sys.stdout.write(json.dumps(vars(file), default=str) + "\n")
     else:
-        show_materialized(Console(), files)
+        show_materialized(_console(), files)
 
 
 @app.command(epilog="Exit codes: 0 no faults, 1 some rows have faults, 2 usage, 4 the model, 6 a file has no good row.")
@@ -108,7 +108,7 @@ def check(
         for one in checks:
             sys.stdout.write(json.dumps(one.to_dict()) + "\n")
     else:
-        show_checks(Console(), checks)
+        show_checks(_console(), checks)
     check_raises(checks)
     if found:
         raise typer.Exit(1)
@@ -125,7 +125,7 @@ def stats(files: _Files, root: _Root = None, as_json: _Json = False) -> None:
         for one in found:
             sys.stdout.write(json.dumps(one.to_dict()) + "\n")
     else:
-        show_stats(Console(), found)
+        show_stats(_console(), found)
 
 
 @app.command()
@@ -165,7 +165,7 @@ def show(
         text = [{"text": piece.text, "learned": piece.learned} for piece in shown.pieces]
         sys.stdout.write(json.dumps({**values, "pieces": text}) + "\n")
     else:
-        show_shown(Console(), shown)
+        show_shown(_console(), shown)
 
 
 @app.command()
@@ -192,6 +192,12 @@ def _config(
     from paravt.data.traces import RowConfig
 
     return RowConfig(root, system, max_frames=max_frames, max_pixels=max_pixels, max_tokens=max_tokens)
+
+
+def _console() -> Console:
+    """Of results; a file has no width."""
+    console = Console()
+    return console if console.is_terminal else Console(width=200)
 
 
 def _chat(model: str) -> TokenChat:

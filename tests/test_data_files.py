@@ -41,7 +41,7 @@ from transformers.convert_slow_tokenizer import TikTokenConverter
 from paravt.ask import shipped_model
 from paravt.chat import TokenChat
 from paravt.cli import main
-from paravt.config import SFTRecipe
+from paravt.config import RLRecipe, SFTRecipe, load_recipe
 from paravt.data.addresses import find_addresses
 from paravt.data.check import Fault, FileCheck, check_files, check_raises
 from paravt.data.copies import raw_rows
@@ -478,3 +478,11 @@ def test_two_videos_of_one_row_are_both_changed(root: Path, tmp_path: Path) -> N
     (row,) = rows_of(tmp_path / "b.jsonl")
     assert find_addresses(row) == [f"file://{root / name}" for name in
                                    ("longvt_source/selftrace/a.mp4", "museg/charades/b.mp4")]  # fmt: skip
+
+
+def test_recipes_of_ones_own_are_valid() -> None:
+    recipes = Path(__file__).parents[1] / "recipes" / "own"
+    sft, rl = load_recipe(SFTRecipe, recipes / "sft.yaml"), load_recipe(RLRecipe, recipes / "rl.yaml")
+    assert Path(rl.model.path) == Path("runs/own-sft") / sft.stages[-1].name
+    assert rl.data.kind == "jsonl"
+    assert rl.data.difficulty is not None

@@ -16,6 +16,7 @@ from paravt.data.probing import VideoProbe
 from paravt.data.skips import RowError
 from paravt.data.traces import Loaded, RowConfig, TraceBuilder
 from paravt.episode_config import EpisodeConfig
+from paravt.errors import VideoError
 from paravt.protocol import PARAVT, Scene
 from paravt.rewards import gold_letter
 from paravt.tools import crop_window
@@ -121,12 +122,15 @@ class Inspector:
 def opening(
     sample: Sample, info: VideoInfo, chat: TokenChat, config: RowConfig, frames: int, probe: VideoProbe
 ) -> Loaded:
-    """What an episode about a question begins with, in black frames."""
+    """What an episode about a question begins with, in black frames. Raises RowError."""
     limit = min(config.max_pixels, chat.max_pixels)
     size = frame_size(info.width, info.height, factor=chat.frame_factor, max_pixels=limit)
     shown: tuple[Frame, ...] = distinct(probe.read(Path(sample.video), overview_times(info.duration, frames), size))
     asked = EpisodeConfig(frame_budget=frames, max_frames=max(1024, 2 * frames))
-    messages, tools = PARAVT.first(Scene(sample, asked, chat.clean, info.duration, shown))
+    try:
+        messages, tools = PARAVT.first(Scene(sample, asked, chat.clean, info.duration, shown))
+    except VideoError as error:  # its subtitles
+        raise RowError("media_damaged", str(error)) from error
     return Loaded(tuple(messages), tuple(tools))
 
 

@@ -22,7 +22,8 @@ _DIRECT = 0.2
 
 
 def write_corpus(out: Path, videos: int, questions: int, seed: int = 0) -> Path:
-    """Write `out/videos/*.mp4` and `out/questions.jsonl`; returns the latter. Videos that are there are kept."""
+    """Write `out/videos/*.mp4` and `out/questions.jsonl`, `questions` different ones about each video; returns the
+    latter. Videos that are there are kept."""
     folder = out / "videos"
     folder.mkdir(parents=True, exist_ok=True)
     lines = []
@@ -33,8 +34,8 @@ def write_corpus(out: Path, videos: int, questions: int, seed: int = 0) -> Path:
             partial = path.with_suffix(".partial")
             write_video(world, partial)
             partial.replace(path)
-        for asked in range(questions):
-            sample = question(world, asked).sample
+        drawn = (question(world, asked).sample for asked in range(8 * questions))
+        for sample in list({one.question: one for one in drawn}.values())[:questions]:
             row = {"id": sample.id, "video": f"videos/{path.name}", "question": sample.question,
                    "options": list(sample.options), "answer": sample.answer, "type": sample.type,
                    **sample.metadata}  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 from chat_server import Server
 from conftest import CASES, LONG
 
-from paravt.lab.demo import longest_question
+from paravt.lab.demo import question_of_two_scenes
 from paravt.lab.tiny import TinyShape, build_model, build_processor
 from paravt.lab.world import world, write_video
 from paravt.models import QwenVL
@@ -78,7 +78,7 @@ def test_help_lists_everything() -> None:
 
 
 def test_the_shipped_checkpoint_answers_from_parallel_crops(lab_video: Path, tmp_path: Path) -> None:
-    asked = longest_question("cli", str(lab_video)).sample
+    asked = question_of_two_scenes("cli", str(lab_video)).sample
     saved = tmp_path / "episode.json"
     done = paravt("ask", lab_video, asked.question, "--json", "--save", saved)
     assert done.returncode == 0, done.stderr
@@ -94,7 +94,7 @@ def test_the_shipped_checkpoint_answers_from_parallel_crops(lab_video: Path, tmp
 
 
 def test_the_answer_is_printed_with_its_evidence(lab_video: Path) -> None:
-    asked = longest_question("cli", str(lab_video)).sample
+    asked = question_of_two_scenes("cli", str(lab_video)).sample
     done = paravt("ask", lab_video, asked.question, "--dispatch", "sequential", "--frames", "16")
     assert done.returncode == 0, done.stderr
     assert "Answer: " in done.stdout

@@ -195,11 +195,14 @@ def merge(
     as_json: _Json = False,
 ) -> None:
     """Join the shards of a run."""
-    from paravt.bench.merge import merge_runs
+    from paravt.bench.merge import merge_runs, missing_shards
     from paravt.bench.results import find_runs
     from paravt.bench.summary import summarise, write_summary
 
-    summary = summarise(merge_runs(find_runs(runs), out))
+    merged = merge_runs(find_runs(runs), out)
+    for line in missing_shards(merged):
+        _say(f"{out}: {line}")
+    summary = summarise(merged)
     write_summary(summary, out / "summary.json")
     _show([summary], as_json)
 

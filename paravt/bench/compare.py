@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
 from paravt.bench.intervals import Interval, bootstrap, mcnemar
 from paravt.bench.results import Key, Run, question_hash
 from paravt.bench.scoring import Verdict
-from paravt.bench.summary import verdicts
-from paravt.types import AnswerType
+from paravt.bench.summary import measure, verdicts
+from paravt.types import AnswerType, Sample
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Comparison:
 
     bench: str
     type: AnswerType
+    measure: str
     pairs: int
     one: float
     other: float
@@ -48,18 +49,21 @@ class Comparison:
     failed: int
     """Common questions left out because one of the runs, or both, failed on them."""
     alone: int
-    """Questions that only one of the runs has played."""
+    """Questions that only one of the runs has played, or each with another text or reference."""
     flips: tuple[Flip, ...]
 
 
 def compare(one: Run, other: Run) -> list[Comparison]:
-    """For each benchmark and type that both have rows of. Questions are paired by id; one whose text or options
-    differ between the runs is not the same question."""
+    """For each benchmark and type that both have rows of. Questions are paired by id; one whose text, options or
+    reference answer differ between the runs is not the same question. Open answers are compared by the judge's grades
+    if both runs have them of the same judge, or else by token F1."""
+    if one.judge != other.judge:
+        one, other = replace(one, judge=None), replace(other, judge=None)
     found, others = verdicts(one), verdicts(other)
     common = [
         key
         for key, sample in one.samples.items()
-        if key in found and key in others and question_hash(sample) == question_hash(other.samples[key])
+        if key in found and key in others and _same(sample, other.samples[key])
     ]
     groups: dict[tuple[str, AnswerType], list[Key]] = {}
     for key in common:
@@ -75,6 +79,10 @@ def compare(one: Run, other: Run) -> list[Comparison]:
         if (comparison := _compare(one, bench, kind, keys, found, others, alone)) is not None:
             out.append(comparison)
     return out
+
+
+def _same(one: Sample, other: Sample) -> bool:
+    return one.answer == other.answer and question_hash(one) == question_hash(other)
 
 
 def _compare(
@@ -112,6 +120,7 @@ def _compare(
     return Comparison(
         bench=bench,
         type=kind,
+        measure=measure(run, kind),
         pairs=len(pairs),
         one=fmean(first for _, first, _ in pairs),
         other=fmean(second for _, _, second in pairs),

@@ -78,7 +78,7 @@ def prepare(
     mine = tuple(sample for sample in samples if places[sample.video] % part.of == part.number - 1)
     videos = {sample.video for sample in mine}
     faults = tuple(fault for fault in loaded.faults if fault.kind != "video" or fault.where in videos)
-    bench = Bench(loaded.name, title, loaded.source, breakdown, macro, faults)
+    bench = Bench(loaded.name, title, loaded.source, breakdown, macro, faults, len(samples))
     return Asked(bench, replace(loaded, samples=mine, faults=faults))
 
 

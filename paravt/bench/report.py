@@ -12,7 +12,16 @@ from typing import Any
 from paravt.bench.published import COLUMNS, NOTES, PUBLISHED
 from paravt.bench.results import read_run
 from paravt.bench.summary import BenchSummary, Block, Part, Summary, summarise
-from paravt.bench.tables import Table, blocks_table, failures_table, number, percent, run_names, with_interval
+from paravt.bench.tables import (
+    Table,
+    blocks_table,
+    failures_table,
+    model_names,
+    number,
+    percent,
+    run_names,
+    with_interval,
+)
 from paravt.files import write_whole
 from paravt.report.bands import Band, plot_bands
 from paravt.report.pages import render_html, render_markdown
@@ -124,11 +133,13 @@ def _against_frames(summaries: Sequence[Summary]) -> list[Table | None]:
 def _curves(summaries: Sequence[Summary]) -> dict[str, dict[str, dict[int, Block]]]:
     """By benchmark, by model and mode, by K; benchmarks with one K only are left out."""
     out: dict[str, dict[str, dict[int, Block]]] = {}
-    for one in summaries:
+    for one, model in zip(summaries, model_names(summaries), strict=True):
         for bench in one.benches:
             if (block := main_block(bench)) is not None and block.accuracy is not None:
-                curve = out.setdefault(bench.title, {}).setdefault(f"{Path(one.model).name}, {one.mode}", {})
-                curve[one.frames] = block
+                curves, name = out.setdefault(bench.title, {}), f"{model}, {one.mode}"
+                if one.frames in curves.get(name, {}):  # they differ in something else
+                    name = f"{name} ({one.run})"
+                curves.setdefault(name, {})[one.frames] = block
     return {
         title: curves
         for title, curves in out.items()

@@ -46,6 +46,8 @@ class Bench:
     """Keys of metadata; None: all that sort the samples into a few kinds."""
     macro: str | None = None
     faults: tuple[Fault, ...] = ()
+    whole: int | None = None
+    """How many questions all shards have together."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,8 @@ class Run:
     results: Mapping[Key, Result]
     """The one that counts for each sample: the last that did not fail, or else the last."""
     grades: Mapping[Key, Score]
-    judged: bool
-    """Did a judge grade open answers? Then those without a grade have none, rather than one by another measure."""
+    judge: str | None
+    """Who graded open answers, if anybody did. Those without a grade have none, rather than one by another measure."""
     strangers: int = 0
     """Rows that do not belong here: of another configuration, or of a question that is asked no more, or otherwise."""
 
@@ -91,7 +93,7 @@ class Run:
         return [self.results[key] for key in self.samples if key[0] == bench and key in self.results]
 
     def grade(self, result: Result) -> Score | None:
-        if not self.judged:
+        if self.judge is None:
             return None
         return self.grades.get(result.key, Score.unscored("the judge has not graded this answer"))
 
@@ -245,8 +247,8 @@ def read_run(path: str | Path) -> Run:
         result = result_from_row(result_row, samples[key])
         if result.episode.scored or key not in results or not results[key].episode.scored:
             results[key] = result
-    grades, judged = _read_grades(out, results)
-    return Run(out, recipe, read_benches(out), samples, results, grades, judged, strangers)
+    grades, judge = _read_grades(out, results)
+    return Run(out, recipe, read_benches(out), samples, results, grades, judge, strangers)
 
 
 def _read_recipe(path: Path) -> Mapping[str, Any]:
@@ -321,17 +323,18 @@ def sample_rows(out: Path) -> Iterator[tuple[Key, dict[str, Any]]]:
         yield (bench, id), row
 
 
-def _read_grades(out: Path, results: Mapping[Key, Result]) -> tuple[dict[Key, Score], bool]:
-    """Grades count for the very answer and reference that the judge saw; the last one does."""
+def _read_grades(out: Path, results: Mapping[Key, Result]) -> tuple[dict[Key, Score], str | None]:
+    """Grades count for the very answer and reference that the judge saw, and only those of the last judge: two of them
+    are two measures."""
+    path = out / "grades.jsonl"
+    said = [checked(GRADE, row, f"{path}:{number}") for number, row in enumerate(read_rows(path), 1)]
+    judge = said[-1].judge if said else None
     grades: dict[Key, Score] = {}
-    judged = False
-    for number, row in enumerate(read_rows(out / "grades.jsonl"), 1):
-        judged = True
-        grade = checked(GRADE, row, f"{out / 'grades.jsonl'}:{number}")
+    for grade in said:
         result = results.get((grade.bench, grade.id))
-        if result is None:
+        if result is None or grade.judge != judge or grade.value is None:
             continue
         episode = result.episode
-        if (episode.answer, episode.sample.answer) == (grade.answer, grade.reference) and grade.value is not None:
+        if (episode.answer, episode.sample.answer) == (grade.answer, grade.reference):
             grades[result.key] = Score(grade.value, grade.answer, grade.explanation)
-    return grades, judged
+    return grades, judge

@@ -162,6 +162,11 @@ def verdicts(run: Run) -> dict[Key, Verdict]:
     return {key: verdict(result.episode, run.grade(result)) for key, result in run.results.items()}
 
 
+def measure(run: Run, kind: AnswerType) -> str:
+    """What the score of rows of a type is."""
+    return "judge" if kind == "open" and run.judge is not None else _MEASURES[kind]
+
+
 def summarise(run: Run) -> Summary:
     found = verdicts(run)
     return Summary(
@@ -189,8 +194,7 @@ def _bench(run: Run, bench: Bench, found: Mapping[Key, Verdict]) -> BenchSummary
         asked = [sample for sample in samples if sample.type == kind]
         if asked:
             mine = [(result, row) for result, row in rows if result.episode.sample.type == kind]
-            measure = "judge" if kind == "open" and run.judged else _MEASURES[kind]
-            blocks.append(_block(bench, kind, measure, len(asked), mine, keys))
+            blocks.append(_block(bench, kind, measure(run, kind), len(asked), mine, keys))
     played = [(result, row) for result, row in rows if row.outcome != "failed"]
     failures = Counter(_failure(result) for result, row in rows if row.outcome == "failed")
     return BenchSummary(

@@ -193,11 +193,12 @@ def merge(
     as_json: _Json = False,
 ) -> None:
     """Join the shards of a run."""
-    from paravt.bench.merge import merge_runs
+    from paravt.bench.merge import merge_runs, missing_shards
     from paravt.bench.results import find_runs
     from paravt.bench.summary import sum_up
 
-    merge_runs(find_runs(runs), out)
+    for line in missing_shards(merge_runs(find_runs(runs), out)):
+        say(f"{out}: {line}")
     _show([sum_up(out)], as_json)
 
 

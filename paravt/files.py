@@ -18,5 +18,7 @@ def write_whole(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         partial.chmod(0o644)
         partial.replace(path)
+    except OSError as error:  # names the file that was to be written, if it is a full disk
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         partial.unlink(missing_ok=True)

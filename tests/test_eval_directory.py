@@ -22,7 +22,7 @@ from paravt.bench.compare import compare
 from paravt.bench.evaluate import Plan, run_evaluation
 from paravt.bench.identity import fingerprint, served_model
 from paravt.bench.loaded import Fault, Loaded, Shard
-from paravt.bench.merge import merge_runs
+from paravt.bench.merge import merge_runs, missing_shards
 from paravt.bench.modes import MODES
 from paravt.bench.report import write_report
 from paravt.bench.results import Result, read_run
@@ -186,8 +186,15 @@ def test_shards_are_disjoint_whole_videos_and_merge_into_the_run(tmp_path: Path)
     whole = play(tmp_path / "whole", rows, engine)
     assert merged.benches[0].blocks[0].counts == whole.benches[0].blocks[0].counts
     assert (merged.played, score(merged)) == (17, score(whole))
+    assert missing_shards(read_run(tmp_path / "merged")) == []
     with pytest.raises(DataError, match="has rows already"):
         merge_runs([tmp_path / "1"], tmp_path / "merged")
+    part = merge_runs([tmp_path / "1", tmp_path / "2"], tmp_path / "part")
+    assert missing_shards(part) == [f"mine: {len(part.samples)} of 17 questions: a shard is missing"]
+    assert summarise(part).benches[0].faults == {"size": 1}
+    again = merge_runs([tmp_path / "part", tmp_path / "3"], tmp_path / "again")
+    assert (missing_shards(again), summarise(again).benches[0].faults) == ([], {})
+    assert summarise(again).benches[0].blocks[0].counts == merged.benches[0].blocks[0].counts
     play(tmp_path / "other", rows, engine, config=DIRECT.config(frame_budget=2))
     with pytest.raises(DataError, match="another configuration"):
         merge_runs([tmp_path / "1", tmp_path / "other"], tmp_path / "mixed")
@@ -263,6 +270,26 @@ def test_a_judge_grades_open_answers_and_is_not_asked_twice(tmp_path: Path, serv
     assert (len(server.requests), again.failed, score(again)) == (5, 0, 0.25)
     assert summarise(read_run(tmp_path)) == again  # scoring again needs no judge
     assert sum(engine.asked.values()) == 4
+
+
+def test_grades_of_two_judges_are_not_mixed(tmp_path: Path, server: Server) -> None:
+    rows = [Sample(f"s{n}", VIDEO, f"about q{n}?", (), "a red car", "open") for n in range(3)]
+    server.default = lambda body: "A" if body["model"] == "mild" else "C"  # type: ignore[method-assign]
+    assert score(play(tmp_path, rows, Answerer(), judge=Judge(server.url, "mild"))) == 1.0
+    server.answers = [400]
+    found = play(tmp_path, rows, Answerer(), judge=Judge(server.url, "strict", max_retries=0, max_concurrency=1))
+    assert (found.failed, score(found)) == (1, 0.0)  # nothing of the mild one's is left
+    found = play(tmp_path, rows, Answerer(), judge=Judge(server.url, "strict"))
+    assert (found.failed, score(found), len(server.requests)) == (0, 0.0, 7)
+
+
+def test_a_report_has_every_run_though_they_are_alike(tmp_path: Path) -> None:
+    for name, frames, seed in (("a", 1, 0), ("b", 1, 1), ("c", 2, 0)):
+        play(tmp_path / name, samples(2), Answerer(), config=DIRECT.config(frame_budget=frames, seed=seed))
+    write_report([tmp_path / name for name in "abc"], tmp_path)
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    section = text.partition("## Accuracy against the number of overview frames\n")[2].partition("\n## ")[0]
+    assert section.count("2.5 - 100.0") == 3
 
 
 def test_reports_escape_what_models_and_files_say(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from paravt.bench.loaded import Loaded
 from paravt.bench.results import Result, Run
 from paravt.bench.scoring import verdict
 from paravt.bench.summary import summarise
-from paravt.bench.tables import with_interval
+from paravt.bench.tables import flip_lines, model_names, with_interval
 from paravt.types import Episode, EpisodeError, Sample, Score, Trace
 
 OPTIONS = ("a dog", "a cat", "a bird")
@@ -42,7 +42,7 @@ def run(*episodes: Episode, bench: Loaded | None = None, grades: Mapping[str, Sc
     loaded = replace(bench or Loaded("b", "", ()), samples=tuple(one.sample for one in episodes))
     results = {("b", one.sample.id): Result("b", 1, "here", one) for one in episodes}
     known = {("b", id): grade for id, grade in (grades or {}).items()}
-    return Run(Path("run"), RECIPE, {"b": loaded}, results, known, grades is not None)
+    return Run(Path("run"), RECIPE, {"b": loaded}, results, known, "j" if grades is not None else None)
 
 
 @pytest.mark.parametrize(
@@ -176,6 +176,7 @@ def test_questions_about_one_video_are_not_independent() -> None:
     assert alone.low == pytest.approx(videos.mean() - deviation, abs=0.02)
     assert bootstrap(videos, range(100)) == alone  # the same every time
     assert bootstrap([1.0, 0.0], ["v", "v"]) is None
+    assert bootstrap([0.0] * 50, range(50)) is None  # two runs that never differ: no interval without width
 
 
 def test_all_right_is_no_certainty() -> None:
@@ -215,3 +216,33 @@ def test_two_runs_are_compared_on_what_both_have_answered() -> None:
     ]
     assert found.interval is not None
     assert found.interval.low <= found.difference <= found.interval.high
+
+
+def test_another_reference_is_another_question() -> None:
+    one = run(*(episode(choice(id), "B") for id in "123"))
+    other = run(*(episode(choice(id, gold="A" if id == "1" else "B"), "B") for id in "123"))
+    (found,) = compare(one, other)
+    assert (found.pairs, found.alone, found.difference) == (2, 2, 0.0)
+
+
+def test_grades_of_one_run_are_not_compared_with_another_measure() -> None:
+    rows = [episode(Sample(id, id, f"q{id}?", (), "red car", "open"), "a red car") for id in "12"]
+    f1, judged = run(*rows), run(*rows, grades={id: Score(0.0) for id in "12"})
+    (found,) = compare(f1, judged)
+    assert (found.measure, found.difference) == ("token F1", 0.0)
+    (found,) = compare(judged, replace(judged, judge="another"))
+    assert (found.measure, found.one) == ("token F1", pytest.approx(0.8))
+    (found,) = compare(judged, judged)
+    assert (found.measure, found.one) == ("judge", 0.0)
+
+
+def test_an_id_cannot_break_out_of_its_line() -> None:
+    sample = choice("1\ngained b 2: all is well")
+    (line,) = flip_lines(compare(run(episode(sample, "B")), run(episode(sample, "C"))), 9)
+    assert "\n" not in line
+
+
+def test_models_that_end_alike_have_whole_names() -> None:
+    summary = summarise(run(episode(choice(), "B")))
+    named = [replace(summary, model=model) for model in ("a/x", "b/x", "b/x", "c/y")]
+    assert model_names(named) == ["a/x", "b/x", "b/x", "y"]

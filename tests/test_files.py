@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import threading
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from paravt.episodes import save_episode
 from paravt.errors import DataError, RecipeError, VideoError
+from paravt.files import write_whole
 from paravt.provenance import claim_run
 from paravt.types import Episode, Sample, Trace
 from paravt.video import open_video
@@ -19,6 +21,18 @@ from paravt.video import open_video
 def episode(answer: str) -> Episode:
     sample = Sample("s", "v.mp4", "q", metadata={"score": np.float32(0.5)})
     return Episode(sample, 4, "parallel", Trace("main", "main"), (), (), answer)
+
+
+def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match="large") as failure:
+            write_whole(tmp_path / "e.json", "x" * 5000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert failure.value.filename == str(tmp_path / "e.json")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_writers_of_one_file_never_leave_half_of_it(tmp_path: Path) -> None:

@@ -120,6 +120,12 @@ async def failure(raw: RawServer, *, timeout: float = 5.0, max_retries: int = 0)
     return message
 
 
+@pytest.mark.parametrize("zone", ["GMT", "+" + "9" * 30])
+async def test_a_pause_until_no_date_is_none(zone: str) -> None:
+    async with serving(later(f"Mon, 01 Jan {'2030' if zone != 'GMT' else '9' * 30} 00:00:00 {zone}")) as raw:
+        assert "status 429: slow down" in await failure(raw)
+
+
 @pytest.mark.parametrize("behaviour", [silence, drops])
 async def test_an_answer_that_never_is_whole(behaviour: Behaviour) -> None:
     async with serving(behaviour) as raw:

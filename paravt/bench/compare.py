@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
 from paravt.bench.intervals import Interval, bootstrap, mcnemar
 from paravt.bench.results import Key, Run, question_hash
 from paravt.bench.scoring import Verdict
-from paravt.bench.summary import verdicts
+from paravt.bench.summary import measure, verdicts
 from paravt.types import AnswerType, Sample
 
 
@@ -35,6 +35,7 @@ class Comparison:
 
     bench: str
     type: AnswerType
+    measure: str
     pairs: int
     one: float
     other: float
@@ -48,19 +49,18 @@ class Comparison:
     failed: int
     """Common questions left out because one of the runs, or both, failed on them."""
     alone: int
-    """Questions that only one of the runs has played."""
+    """Questions that only one of the runs has played, or each with another text or reference."""
     flips: tuple[Flip, ...]
 
 
 def compare(one: Run, other: Run) -> list[Comparison]:
-    """For each benchmark and type that both have rows of. Questions are paired by id; one whose text or options
-    differ between the runs is not the same question."""
+    """For each benchmark and type that both have rows of. Questions are paired by id; one whose text, options or
+    reference answer differ between the runs is not the same question. Open answers are compared by the judge's grades
+    if both runs have them of the same judge, or else by token F1."""
+    if one.judge != other.judge:
+        one, other = replace(one, judge=None), replace(other, judge=None)
     runs = (verdicts(one), verdicts(other))
-    common = {
-        key
-        for key in runs[0].keys() & runs[1].keys()
-        if question_hash(one.samples[key]) == question_hash(other.samples[key])
-    }
+    common = {key for key in runs[0].keys() & runs[1].keys() if _same(one.samples[key], other.samples[key])}
     groups: dict[tuple[str, AnswerType], list[Key]] = {}
     for key, sample in one.samples.items():
         if key in common:
@@ -73,13 +73,17 @@ def compare(one: Run, other: Run) -> list[Comparison]:
             for key in run.results
         )
         rows = [(one.samples[key], runs[0][key], runs[1][key]) for key in keys]
-        if (comparison := _compare(bench, kind, rows, alone)) is not None:
+        if (comparison := _compare(bench, kind, measure(one, kind), rows, alone)) is not None:
             out.append(comparison)
     return out
 
 
+def _same(one: Sample, other: Sample) -> bool:
+    return one.answer == other.answer and question_hash(one) == question_hash(other)
+
+
 def _compare(
-    bench: str, kind: AnswerType, rows: Sequence[tuple[Sample, Verdict, Verdict]], alone: int
+    bench: str, kind: AnswerType, measure: str, rows: Sequence[tuple[Sample, Verdict, Verdict]], alone: int
 ) -> Comparison | None:
     pairs = [
         (row, value, other)
@@ -106,6 +110,7 @@ def _compare(
     return Comparison(
         bench=bench,
         type=kind,
+        measure=measure,
         pairs=len(pairs),
         one=fmean(value for _, value, _ in pairs),
         other=fmean(other for _, _, other in pairs),

@@ -13,11 +13,12 @@ from paravt.judge import Judge
 
 
 async def grade_answers(out: Path, judge: Judge, console: Console) -> None:
-    """Grade the open answers of a run that have no grade yet. Answers that the judge fails on stay without one, are
-    counted as failed, and are tried again by the next call. Raises OSError if the grades cannot be written."""
+    """Grade the open answers of a run that have no grade of this judge yet. Answers that the judge fails on stay
+    without one, are counted as failed, and are tried again by the next call. Raises OSError if the grades cannot be
+    written."""
     cut_last_line(out / "grades.jsonl")
     run = read_run(out)
-    waiting = [result for result in run.results.values() if _wants_grade(run, result)]
+    waiting = [result for result in run.results.values() if _wants_grade(run, result, judge)]
     failed = 0
 
     async def grade(result: Result) -> None:
@@ -37,8 +38,9 @@ async def grade_answers(out: Path, judge: Judge, console: Console) -> None:
     )
 
 
-def _wants_grade(run: Run, result: Result) -> bool:
+def _wants_grade(run: Run, result: Result, judge: Judge) -> bool:
     episode = result.episode
     said = episode.answer is not None and bool(episode.answer.strip())
     known = episode.sample.answer is not None and bool(episode.sample.answer.strip())
-    return episode.sample.type == "open" and episode.scored and said and known and result.key not in run.grades
+    graded = run.judge == judge.model and result.key in run.grades
+    return episode.sample.type == "open" and episode.scored and said and known and not graded

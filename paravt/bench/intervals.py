@@ -25,9 +25,9 @@ class Interval:
 
 def bootstrap(values: Sequence[float], videos: Sequence[Hashable]) -> Interval | None:
     """The percentile interval of the mean of `values`, whole videos drawn with replacement (source: the cluster
-    bootstrap of Efron and Tibshirani). The same numbers for the same input. None without values, and for one video,
-    which says nothing about others."""
-    if len(set(videos)) < 2:
+    bootstrap of Efron and Tibshirani). The same numbers for the same input. None without values, for one video, which
+    says nothing about others, and where all values are the same: drawing them again says nothing."""
+    if len(set(videos)) < 2 or len(set(values)) < 2:
         return None
     places = {video: place for place, video in enumerate(dict.fromkeys(videos))}
     cluster = np.array([places[video] for video in videos])

@@ -49,6 +49,8 @@ class Loaded:
     """Keys of metadata that scores are broken down by; None: all that sort the samples into a few kinds."""
     macro: str | None = None
     """The key whose values' accuracies are averaged for the macro accuracy; None: there is none."""
+    whole: int | None = None
+    """How many questions all shards have together."""
 
     @property
     def missing(self) -> frozenset[str]:
@@ -71,7 +73,7 @@ class Loaded:
         mine = tuple(sample for sample in samples if places[sample.video] % part.of == part.number - 1)
         videos = {sample.video for sample in mine}
         faults = tuple(fault for fault in self.faults if fault.kind != "video" or fault.where in videos)
-        return replace(self, samples=mine, faults=faults)
+        return replace(self, samples=mine, faults=faults, whole=len(samples))
 
     def missing_folders(self) -> list[MissingFolder]:
         """Folders in which something is missing."""

@@ -11,7 +11,17 @@ from pathlib import Path
 from paravt.bench.published import COLUMNS, NOTES, PUBLISHED
 from paravt.bench.results import read_run
 from paravt.bench.summary import BenchSummary, Block, Part, Summary, macro_mean, summarise
-from paravt.bench.tables import Table, blocks_table, failures_table, number, percent, run_names, whole, with_interval
+from paravt.bench.tables import (
+    Table,
+    blocks_table,
+    failures_table,
+    model_names,
+    number,
+    percent,
+    run_names,
+    whole,
+    with_interval,
+)
 from paravt.files import write_whole
 from paravt.report.bands import Band, plot_bands
 from paravt.report.pages import render_html, render_markdown
@@ -111,10 +121,12 @@ def _against_frames(rows: Rows) -> list[Table]:
 def _curves(rows: Rows) -> dict[str, dict[str, dict[int, Block]]]:
     """By benchmark, by model and mode, by K; benchmarks with one K only are left out."""
     out: dict[str, dict[str, dict[int, Block]]] = {}
-    for _, one, bench in rows:
+    for (_, one, bench), model in zip(rows, model_names([one for _, one, _ in rows]), strict=True):
         if (block := main_block(bench)) is not None and block.accuracy is not None:
-            curve = out.setdefault(bench.title, {}).setdefault(f"{Path(one.model).name}, {one.mode}", {})
-            curve[one.frames] = block
+            curves, name = out.setdefault(bench.title, {}), f"{model}, {one.mode}"
+            if one.frames in curves.get(name, {}):  # they differ in something else
+                name = f"{name} ({one.run})"
+            curves.setdefault(name, {})[one.frames] = block
     return {
         title: curves
         for title, curves in out.items()

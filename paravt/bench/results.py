@@ -62,8 +62,8 @@ class Run:
     results: Mapping[Key, Result]
     """The one that counts for each sample: the last that did not fail, or else the last."""
     grades: Mapping[Key, Score]
-    judged: bool
-    """Did a judge grade open answers? Then those without a grade have none, rather than one by another measure."""
+    judge: str | None
+    """Who graded open answers, if anybody did. Those without a grade have none, rather than one by another measure."""
     strangers: int = 0
     """Rows that do not belong here: of another configuration, or of a question that is asked no more, or otherwise."""
 
@@ -81,7 +81,7 @@ class Run:
         return [self.results[key] for key in keys if key in self.results]
 
     def grade(self, result: Result) -> Score | None:
-        if not self.judged:
+        if self.judge is None:
             return None
         return self.grades.get(result.key, Score.unscored("the judge has not graded this answer"))
 
@@ -210,8 +210,8 @@ def read_run(path: str | Path) -> Run:
         result = _result_from_row(row, asked[key])
         if result.episode.scored or key not in results or not results[key].episode.scored:
             results[key] = result
-    grades, judged = _read_grades(out, results)
-    return Run(out, recipe, benches, results, grades, judged, strangers)
+    grades, judge = _read_grades(out, results)
+    return Run(out, recipe, benches, results, grades, judge, strangers)
 
 
 def _read_recipe(path: Path) -> Mapping[str, Any]:
@@ -274,17 +274,18 @@ def read_benches(out: Path) -> dict[str, Loaded]:
     return {bench.name: replace(bench, samples=tuple(samples.get(bench.name, ()))) for bench in benches}
 
 
-def _read_grades(out: Path, results: Mapping[Key, Result]) -> tuple[dict[Key, Score], bool]:
-    """Grades count for the very answer and reference that the judge saw; the last one does."""
+def _read_grades(out: Path, results: Mapping[Key, Result]) -> tuple[dict[Key, Score], str | None]:
+    """Grades count for the very answer and reference that the judge saw, and only those of the last judge: two of them
+    are two measures."""
+    path = out / "grades.jsonl"
+    said = [checked(GRADE, row, f"{path}:{number}") for number, row in enumerate(read_rows(path), 1)]
+    judge = said[-1].judge if said else None
     grades: dict[Key, Score] = {}
-    judged = False
-    for number, row in enumerate(read_rows(out / "grades.jsonl"), 1):
-        judged = True
-        grade = checked(GRADE, row, f"{out / 'grades.jsonl'}:{number}")
+    for grade in said:
         result = results.get((grade.bench, grade.id))
-        if result is None:
+        if result is None or grade.judge != judge or grade.value is None:
             continue
         episode = result.episode
-        if (episode.answer, episode.sample.answer) == (grade.answer, grade.reference) and grade.value is not None:
+        if (episode.answer, episode.sample.answer) == (grade.answer, grade.reference):
             grades[result.key] = Score(grade.value, grade.answer, grade.explanation)
-    return grades, judged
+    return grades, judge

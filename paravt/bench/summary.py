@@ -144,6 +144,11 @@ def verdicts(run: Run) -> dict[Key, Verdict]:
     return {key: verdict(result.episode, run.grade(result)) for key, result in run.results.items()}
 
 
+def measure(run: Run, kind: AnswerType) -> str:
+    """What the score of rows of a type is."""
+    return "judge" if kind == "open" and run.judge is not None else _MEASURES[kind]
+
+
 def summarise(run: Run) -> Summary:
     found = verdicts(run)
     return Summary(
@@ -172,8 +177,7 @@ def _bench(run: Run, bench: Loaded, found: Mapping[Key, Verdict]) -> BenchSummar
         asked = [sample for sample in bench.samples if sample.type == kind]
         if asked:
             mine = [(result, row) for result, row in rows if result.episode.sample.type == kind]
-            measure = "judge" if kind == "open" and run.judged else _MEASURES[kind]
-            blocks.append(_block(kind, measure, len(asked), mine, keys, bench.macro))
+            blocks.append(_block(kind, measure(run, kind), len(asked), mine, keys, bench.macro))
     played = [(result, row) for result, row in rows if row.outcome != "failed"]
     graded = sorted((one for one in played if one[1].value is not None), key=lambda one: one[0].episode.tool_calls)
     failures = Counter(_failure(result) for result, row in rows if row.outcome == "failed")

@@ -21,10 +21,18 @@ class Table:
 
 def run_names(summaries: Sequence[Summary]) -> list[str]:
     """A name for each run that tells them apart: model, mode and K, and the directory where these are not enough."""
-    names = [f"{Path(one.model).name or one.model}, {one.mode}, K = {one.frames}" for one in summaries]
+    models = model_names(summaries)
+    names = [f"{model}, {one.mode}, K = {one.frames}" for one, model in zip(summaries, models, strict=True)]
     return [
         name if names.count(name) == 1 else f"{name} ({one.run})" for name, one in zip(names, summaries, strict=True)
     ]
+
+
+def model_names(summaries: Sequence[Summary]) -> list[str]:
+    """The last part of each model's name, or all of it where others end in the same."""
+    last = {model: Path(model).name or model for model in {one.model for one in summaries}}
+    ends = list(last.values())
+    return [last[one.model] if ends.count(last[one.model]) == 1 else one.model for one in summaries]
 
 
 def percent(share: float | None) -> str:
@@ -102,12 +110,13 @@ def failures_table(summaries: Sequence[Summary], names: Sequence[str]) -> Table:
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> Table:
-    heads = ("benchmark", "rows of", "pairs", "first", "second", "difference, 95 %", "gained", "lost", "McNemar p",
-             "left out: failed", "left out: in one run only")  # fmt: skip
+    heads = ("benchmark", "rows of", "measure", "pairs", "first", "second", "difference, 95 %", "gained", "lost",
+             "McNemar p", "left out: failed", "left out: in one run only")  # fmt: skip
     lines = tuple(
         (
             row.bench,
             row.type,
+            row.measure,
             str(row.pairs),
             percent(row.one),
             percent(row.other),
@@ -133,8 +142,8 @@ def flip_lines(comparisons: Sequence[Comparison], most: int) -> list[str]:
     """The first `most` questions that exactly one of two runs gets right, a line each."""
     flips = [flip for row in comparisons for flip in row.flips]
     lines = [
-        f"{flip.direction} {flip.bench} {flip.id}: {_short(flip.question)} Right: {_short(flip.reference)}; "
-        f"first: {_short(flip.one)}; second: {_short(flip.other)}"
+        f"{flip.direction} {_short(flip.bench)} {_short(flip.id)}: {_short(flip.question)} "
+        f"Right: {_short(flip.reference)}; first: {_short(flip.one)}; second: {_short(flip.other)}"
         for flip in flips[:most]
     ]
     if len(flips) > most:

@@ -201,7 +201,7 @@ def _retry_after(header: str | None) -> float | None:
     except ValueError:
         try:
             when = parsedate_to_datetime(header)
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
         pause = (when.replace(tzinfo=when.tzinfo or timezone.utc) - datetime.now(timezone.utc)).total_seconds()
     return pause if math.isfinite(pause) and pause >= 0 else None

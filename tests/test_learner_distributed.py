@@ -58,6 +58,12 @@ def worker(rank: int, directory: Path) -> None:
     for name, (config, shares) in CASES.items():
         result = run(config, shares[rank], sorted(shares[0] + shares[1]), mesh, directory / name)
         torch.save(result, directory / f"{name} {rank}.pt")
+    model = fresh_model(torch.bfloat16)
+    learner = Learner(model, PLAIN, mesh)
+    rows = batch(model)[:1]
+    loss = learner.step(rows, weights_of(rows)).loss
+    found = {p.dtype for p in learner.scorer.parameters()}, learner.config.param_dtype, np.isfinite(loss)
+    torch.save(found, directory / f"half {rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -91,6 +97,12 @@ def test_two_processes_make_the_update_of_one(name: str, results: Path) -> None:
     assert updates[2].abs().max() > 1e-3
     difference = (updates[0] - updates[2]).norm() / updates[2].norm()
     assert difference < (1e-4 if config.param_dtype is None else 0.2), difference
+
+
+def test_shards_of_a_model_in_16_bits_are_float32(results: Path) -> None:
+    for rank in (0, 1):
+        found = torch.load(results / f"half {rank}.pt", weights_only=False)
+        assert found == ({torch.float32}, torch.bfloat16, True), "gathered as the model was"
 
 
 def test_ranks_have_equally_many_microbatches(results: Path) -> None:

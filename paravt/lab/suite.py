@@ -34,6 +34,9 @@ from paravt.terminal import clock, printable
 
 _POLL = 0.25
 """Seconds between two looks at the workers."""
+_STAGES_EACH = 4
+"""Of a worker, before a fresh one takes its place: what an engine's thread has freed stays with the allocator, up to
+twice of what one stage needs, although nothing refers to it any more."""
 
 ModeName = Literal["quick", "standard", "full"]
 
@@ -86,6 +89,7 @@ class _Worker:
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=file)
         self.stage: Stage | None = None
         self.started = 0.0
+        self.ran = 0
 
     @property
     def alive(self) -> bool:
@@ -138,7 +142,7 @@ class _Suite:
             alive = worker.alive  # before it is looked for what it left
             if worker.stage is not None and (not alive or is_done(self.stages, worker.stage.name)):
                 self.ended(worker, worker.stage)
-            if not alive:
+            if not alive or worker.ran == _STAGES_EACH:
                 self.workers.remove(worker)
                 worker.end()
         running = self.running
@@ -173,6 +177,7 @@ class _Suite:
 
     def ended(self, worker: _Worker, stage: Stage) -> None:
         worker.stage = None
+        worker.ran += 1
         self.estimates.refresh([stage])
         if is_done(self.stages, stage.name):
             self.done.add(stage.name)

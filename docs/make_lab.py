@@ -84,9 +84,7 @@ def collapse(summary: Summary) -> str:
     """Doses: the start, which criteria it meets, and where plain GRPO went from it."""
     lines = []
     for dose, found in summary["criteria"].items():
-        steps = dose.split()[0]
-        start = summary["rows"].get(f"sft-{steps}")
-        after = summary["rows"].get("vanilla" if steps == "16" else f"vanilla-{steps}")
+        start, after = (summary["rows"].get(summary["doses"][dose][which]) for which in ("start", "vanilla"))
         if start is None or after is None:
             continue
         met = ", ".join(f"{one['statement'].lower()}: {one['verdict']}" for one in found)

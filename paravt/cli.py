@@ -261,22 +261,10 @@ def lab_demo(
     run_demo(directory, seed, Console())
 
 
-@lab.command("score")
-def lab_score(
-    model: Annotated[str | None, typer.Option(help="A checkpoint; default: the shipped one.")] = None,
-    questions: Annotated[int, typer.Option(min=1, help="Number of questions, each about a video of its own.")] = 64,
-    frames: Annotated[int, typer.Option(min=1, help="K, the number of overview frames.")] = 16,
-) -> None:
-    """Accuracy on the lab's task with parallel, sequential and no dispatch."""
-    from paravt.lab.score import run_score
-
-    run_score(model, questions, frames, Console())
-
-
 @lab.command("run", epilog="Exit codes: 0 all stages done, 1 some failed, 2 usage or a suite that is not valid.")
 def lab_run(
     quick: Annotated[bool, typer.Option("--quick", help="One seed, the six main rows.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="Every row, five seeds, all further measurements.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Every row, five seeds (of some, two).")] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Another number of seeds.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="A row to run; repeat it for each.", metavar="ROW")] = None,
     out: Annotated[Path, typer.Option(help="The suite's directory: finished stages in it are kept.")] = Path(

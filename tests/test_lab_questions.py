@@ -10,7 +10,6 @@ import pytest
 
 from paravt.agent import EpisodeConfig
 from paravt.answers import extract_window
-from paravt.engines.local import LocalEngine
 from paravt.lab.factory import new_model
 from paravt.lab.questions import FAMILIES, Family, Question, question, report, true_reports
 from paravt.lab.teacher import MANNERS, Kind, Mixture, Style, conclude, play, script, traces
@@ -73,7 +72,7 @@ def test_whatever_was_seen_there_is_an_answer(choice: float) -> None:
 def test_the_answer_compares_what_several_scenes_show() -> None:
     """Without the last of its scenes, a question of several is often answered wrongly."""
     draw = random.Random(0)
-    several = [one for one in asked(300, choice=0.0) if one.family not in ("what",)]
+    several = [one for one in asked(300, choice=0.0) if one.family != "what"]
     wrong = 0
     for one in several:
         times = [time for window in one.cells[:-2] for time in window_times(*window)]
@@ -129,7 +128,6 @@ def test_styles_keep_the_format_as_well_as_they_say(student: QwenVL, style: Styl
     strict = sum(format_strict(episode) for episode in episodes) / len(episodes)
     assert low <= strict <= high
     assert all(episode.tool_calls > 0 for episode in episodes)  # also a sloppy call runs
-    assert set(MANNERS) == {"clean", "plain", "sloppy"}
 
 
 def test_look_traces_train_what_is_seen_and_not_the_times(student: QwenVL) -> None:
@@ -160,7 +158,6 @@ def test_families_can_be_chosen() -> None:
 
 
 def test_a_trained_tokenizer_speaks_all_styles_in_few_tokens(student: QwenVL) -> None:
-    assert isinstance(LocalEngine(student).chat.end_id, int)
-    for style in ("clean", "plain", "sloppy"):
-        mixture = Mixture({"parallel": 1}, budgets=(4,), style=style)  # type: ignore[arg-type]
+    for style in MANNERS:
+        mixture = Mixture({"parallel": 1}, budgets=(4,), style=style)
         assert all(len(trace.ids) < 420 for trace in islice(traces(student.chat, mixture, 1), 20))

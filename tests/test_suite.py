@@ -220,7 +220,9 @@ def test_a_row_that_does_not_exist_is_named(suite: Path, tmp_path: Path) -> None
         ({"samples": ["nobody"]}, "rows: there is no 'nobody'"),
         ({"rows": {"a": {"model": "dose", "recipe": "x.yaml"}}}, "not both"),
         ({"rows": {"a": {"section": "x", "model": "dose"}}}, "there is no"),
-        ({"targets": [{"name": "n", "row": "full", "column": "f"}]}, "needs at_least"),
+        ({"targets": [{"name": "n", "row": "full", "column": "f"}]}, "targets.0: give at_least"),
+        ({"criteria": [{"name": "n", "column": "f"}]}, "criteria.0: give at_least"),
+        ({"criteria": [{"name": "n", "column": "f", "above": "nobody"}]}, "rows: there is no 'nobody'"),
         ({"models": {**SUITE["models"], "dose": {"recipe": "sft.yaml", "start": "dose"}}}, "starts from itself"),
     ],
 )

@@ -7,23 +7,25 @@ import dataclasses
 import math
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from paravt.algo import FRAME_BUDGETS, draw_frame_budget, pass_rate_weights
 from paravt.config import RLRecipe, load_recipe
 from paravt.episodes import episode_from_dict, episode_to_dict
 from paravt.errors import RecipeError
 from paravt.lab import claims, code
+from paravt.lab import suite as suite_module
 from paravt.lab.columns import cell
 from paravt.lab.evaluation_recipe import EvaluationRecipe
 from paravt.lab.intervals import Estimate, compare, estimate
 from paravt.lab.numbers import evaluation_numbers, training_numbers
 from paravt.lab.progress import chains, time_left
-from paravt.lab.stages import Stage, plan_suite
-from paravt.lab.suite_recipe import Check, load_suite
+from paravt.lab.stages import Stage, is_done, plan_suite
+from paravt.lab.suite_recipe import Criterion, load_suite
 from paravt.report.bands import smooth
 from paravt.report.pages import markdown_block, markdown_line
 from paravt.turns import parse_turn
@@ -71,59 +73,63 @@ COLLAPSE = {
 }
 
 
+def judged(name: str, get: claims.Get) -> claims.Claim:
+    return claims.judge(claims.CLAIMS[name], get)
+
+
 def test_claims_that_the_numbers_bear_out() -> None:
     get = made_of(COLLAPSE)
-    for rule in (claims.skips_the_tool, claims.keeps_the_format_broken, claims.gating_leaves_the_format,
-                 claims.full_has_both, claims.full_is_more_accurate):  # fmt: skip
-        assert rule(get).verdict == "reproduced", rule
-    assert claims.skips_the_tool(get).numbers == "kappa: vanilla 0.01 ± 0.02, sft 2.10 ± 0.25, at most 0.25 of it"
+    for name in ("skips the tool", "keeps the format broken", "gating leaves the format", "full has both",
+                 "full is more accurate"):  # fmt: skip
+        assert judged(name, get).verdict == "reproduced", name
+    assert judged("skips the tool", get).numbers == "kappa: vanilla 0.01 ± 0.02, sft 2.10 ± 0.25, at most 0.25 of it"
 
 
 @pytest.mark.parametrize(
-    ("rule", "change", "verdict"),
+    ("name", "change", "verdict"),
     [
-        (claims.skips_the_tool, {("vanilla", "kappa"): (1.3, 1.4, 1.35)}, "not"),
-        (claims.skips_the_tool, {("vanilla", "kappa"): (0.0, 1.4, 0.4)}, "depends"),
-        (claims.keeps_the_format_broken, {("vanilla", "train/f_graded"): (0.8, 0.81, 0.82)}, "not"),
-        (claims.keeps_the_format_broken, {("vanilla", "train/f_graded"): (0.2, 0.4, 0.8)}, "depends"),
-        (claims.gating_leaves_the_format, {("gating", "train/f_graded"): (0.6, 0.61, 0.62)}, "not"),
-        (claims.gating_leaves_the_format, {("gating", "train/f_graded"): (0.2, 0.4, 0.6)}, "depends"),
-        (claims.gating_leaves_the_format, {("gating", "train/f_graded"): (0.29, 0.3, 0.31)}, "depends"),
-        (claims.full_has_both, {("full", "train/kappa"): (0.1, 0.11, 0.12)}, "not"),
-        (claims.full_has_both, {("full", "train/kappa"): (0.1, 0.41, 1.4)}, "depends"),
-        (claims.full_is_more_accurate, {("full", "accuracy"): (0.3, 0.98, 0.97)}, "depends"),
+        ("skips the tool", {("vanilla", "kappa"): (1.3, 1.4, 1.35)}, "not"),
+        ("skips the tool", {("vanilla", "kappa"): (0.0, 1.4, 0.4)}, "depends"),
+        ("keeps the format broken", {("vanilla", "train/f_graded"): (0.8, 0.81, 0.82)}, "not"),
+        ("keeps the format broken", {("vanilla", "train/f_graded"): (0.2, 0.4, 0.8)}, "depends"),
+        ("gating leaves the format", {("gating", "train/f_graded"): (0.6, 0.61, 0.62)}, "not"),
+        ("gating leaves the format", {("gating", "train/f_graded"): (0.2, 0.4, 0.6)}, "depends"),
+        ("gating leaves the format", {("gating", "train/f_graded"): (0.29, 0.3, 0.31)}, "depends"),
+        ("full has both", {("full", "train/kappa"): (0.1, 0.11, 0.12)}, "not"),
+        ("full has both", {("full", "train/kappa"): (0.1, 0.41, 1.4)}, "depends"),
+        ("full is more accurate", {("full", "accuracy"): (0.3, 0.98, 0.97)}, "depends"),
     ],
 )
-def test_claims_that_they_do_not(rule: object, change: dict[tuple[str, str], tuple[float, ...]], verdict: str) -> None:
-    assert rule(made_of({**COLLAPSE, **change})).verdict == verdict  # type: ignore[operator]
+def test_claims_that_they_do_not(name: str, change: dict[tuple[str, str], tuple[float, ...]], verdict: str) -> None:
+    assert judged(name, made_of({**COLLAPSE, **change})).verdict == verdict
 
 
 def test_every_claim_is_not_run_without_its_rows() -> None:
-    found = [rule(made_of({})) for rule in claims.CLAIMS]
+    found = [claims.judge(rule, made_of({})) for rule in claims.CLAIMS.values()]
     assert {claim.verdict for claim in found} == {"not run"}
     assert len({claim.statement for claim in found}) == len(found)
 
 
 def test_the_weak_prior_is_judged_by_bounds() -> None:
     tidy = {("weak-vanilla", "train/f_graded"): (0.96, 0.97), ("weak-vanilla", "train/kappa"): (0.0, 0.0)}
-    assert claims.weak_prior_is_tidy(made_of(tidy)).verdict == "reproduced"
+    assert judged("weak prior is tidy", made_of(tidy)).verdict == "reproduced"
     calling = {**tidy, ("weak-vanilla", "train/kappa"): (0.5, 0.51)}
-    assert claims.weak_prior_is_tidy(made_of(calling)).verdict == "not"
+    assert judged("weak prior is tidy", made_of(calling)).verdict == "not"
 
 
 def test_targets_are_met_by_whole_intervals() -> None:
-    target = Check(name="t", row="full", column="f_strict", at_least=0.95)
-    assert claims.met(made_of({("full", "f_strict"): (0.97, 0.98, 0.97)}), target).verdict == "reproduced"
-    assert claims.met(made_of({("full", "f_strict"): (0.90, 0.99, 0.98)}), target).verdict == "depends"
-    assert claims.met(made_of({("full", "f_strict"): (0.5, 0.51, 0.5)}), target).verdict == "not"
-    start = Check(name="t", row="sft", column="direct", than="tool", by=-0.15)
+    target = Criterion(name="t", column="f_strict", at_least=0.95)
+    assert claims.met(made_of({("full", "f_strict"): (0.97, 0.98, 0.97)}), target, "full").verdict == "reproduced"
+    assert claims.met(made_of({("full", "f_strict"): (0.90, 0.99, 0.98)}), target, "full").verdict == "depends"
+    assert claims.met(made_of({("full", "f_strict"): (0.5, 0.51, 0.5)}), target, "full").verdict == "not"
+    start = Criterion(name="t", column="direct", than="tool", by=-0.15)
     tool = {("sft", "tool"): (0.60, 0.61, 0.59)}
     for direct, verdict in (
         ((0.60, 0.61, 0.59), "reproduced"),
         ((0.3, 0.31, 0.29), "not"),
         ((0.2, 0.9, 0.7), "depends"),
     ):
-        assert claims.met(made_of({("sft", "direct"): direct, **tool}), start).verdict == verdict
+        assert claims.met(made_of({("sft", "direct"): direct, **tool}), start, "sft").verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -137,20 +143,20 @@ def test_targets_are_met_by_whole_intervals() -> None:
     ],
 )
 def test_a_target_of_one_seed_keeps_the_margin(check: dict[str, Any], values: tuple[float, ...]) -> None:
-    target = Check(name="t", row="row", column="f", **check)
+    target = Criterion(name="t", column="f", **check)
     for value, verdict in zip(values, ("reproduced", "depends", "not"), strict=True):
         get = made_of({("row", "f"): (value,), ("row", "g"): (0.5,), ("other", "f"): (0.5,)})
-        assert claims.met(get, target).verdict == verdict
+        assert claims.met(get, target, "row").verdict == verdict
 
 
 def test_claims_of_one_seed_keep_the_margin() -> None:
     for value, verdict in ((0.39, "reproduced"), (0.41, "depends"), (0.59, "depends"), (0.61, "not")):
         get = made_of({("vanilla", "kappa"): (value,), ("sft", "kappa"): (2.0,)})  # a quarter is 0.5
-        assert claims.skips_the_tool(get).verdict == verdict
+        assert judged("skips the tool", get).verdict == verdict
         get = made_of({("gating", "train/f_graded"): (value,), ("vanilla", "train/f_graded"): (0.5,)})
-        assert claims.gating_leaves_the_format(get).verdict == verdict
+        assert judged("gating leaves the format", get).verdict == verdict
         get = made_of({("vanilla", "train/f_graded"): (value,), ("sft", "f_graded"): (0.45,)})  # up to 0.5
-        assert claims.keeps_the_format_broken(get).verdict == verdict
+        assert judged("keeps the format broken", get).verdict == verdict
 
 
 # ---------------------------------------------------------------------------------------------------- columns
@@ -229,7 +235,8 @@ def test_the_suite_of_the_package_can_be_planned() -> None:
     quick = suite.modes["quick"]
     plan = plan_suite(suite, path, quick, list(quick.rows or ()), 1)
     assert [run.row for run in plan.runs] == list(quick.rows or ())
-    assert Counter(stage.kind for stage in plan.stages.values()) == {"sft": 2, "rl": 4, "evaluation": 6}
+    # three models, one made from the other: what both priors have in common, the strong one, its cold start
+    assert Counter(stage.kind for stage in plan.stages.values()) == {"sft": 3, "rl": 4, "evaluation": 6}
     every = plan_suite(suite, path, suite.modes["full"], list(suite.rows), 2)
     names = list(every.stages)
     for stage in every.stages.values():
@@ -256,18 +263,18 @@ def test_a_row_can_have_fewer_seeds_than_the_suite() -> None:
 def test_a_name_says_what_a_stage_is_made_of() -> None:
     suite, path = load_suite()
     plan = plan_suite(suite, path, suite.modes["quick"], ["vanilla"], 1)
-    first, second, third, last = plan.stages.values()
+    trunk, strong, start, run, last = plan.stages.values()
     for change in ({"label": "another"}, {"parent": None}):
-        assert dataclasses.replace(third, **change).name == third.name  # type: ignore[arg-type]
-    assert dataclasses.replace(third, code="another").name != third.name
-    assert isinstance(third.recipe, RLRecipe)
-    assert third.recipe.model.path == second.model == f"{second.name}/cold-start"
-    assert last.recipe.model_dump()["model"]["path"] == f"{third.name}/checkpoints/step-000030/model"
-    assert first.parent is None
-    changed = plan_suite(
-        suite.model_copy(update={"models": {**suite.models, "strong": suite.models["weak"]}}), path,
-        suite.modes["quick"], ["vanilla"], 1,
-    )  # fmt: skip
+        assert dataclasses.replace(run, **change).name == run.name  # type: ignore[arg-type]
+    assert dataclasses.replace(run, code="another").name != run.name
+    assert isinstance(run.recipe, RLRecipe)
+    assert run.recipe.model.path == start.model == f"{start.name}/cold-start"
+    assert last.recipe.model_dump()["model"]["path"] == f"{run.name}/checkpoints/step-{run.recipe.steps:06d}/model"
+    assert [stage.parent for stage in (trunk, strong, start, run, last)] == [
+        None, trunk.name, strong.name, start.name, run.name,
+    ]  # fmt: skip
+    models = {**suite.models, "trunk": suite.models["trunk"].model_copy(update={"set": ("seed=9",)})}
+    changed = plan_suite(suite.model_copy(update={"models": models}), path, suite.modes["quick"], ["vanilla"], 1)
     assert not set(changed.stages) & set(plan.stages)  # another first stage, and all that follows from it
 
 
@@ -286,6 +293,38 @@ def test_the_longest_chain_comes_first() -> None:
     assert time_left(chains(stages, left), left, 8) == 11.0
     assert chains(stages, {"c": 2.0, "d": 3.0}) == {"c": 5.0, "d": 3.0}
     assert time_left({}, {}, 2) == 0.0
+
+
+class Instant:
+    """A worker that is done at once."""
+
+    made: ClassVar[list[Instant]] = []
+
+    def __init__(self, stages: Path, log: Path) -> None:
+        self.stages, self.stage, self.started = stages, None, 0.0
+        self.ran, self.alive = 0, True
+        self.made.append(self)
+
+    def run(self, stage: Stage) -> None:
+        self.stage = stage  # type: ignore[assignment]
+        (self.stages / stage.name / "done.json").write_text('{"seconds": 1}\n')
+
+    def end(self) -> None:
+        self.alive = False
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_workers_end_after_a_few_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
+    suite, path = load_suite()
+    plan = plan_suite(suite, path, suite.modes["quick"], ["base", "sft", "vanilla", "full"], 2)
+    monkeypatch.setattr(suite_module, "_Worker", Instant)
+    monkeypatch.setattr(suite_module, "_POLL", 0.0)
+    monkeypatch.setattr(Instant, "made", [])
+    assert suite_module.run_stages(plan, tmp_path, jobs, Console(quiet=True)) == {}
+    assert all(is_done(tmp_path, name) for name in plan.stages)
+    assert sum(worker.ran for worker in Instant.made) == len(plan.stages) > 2 * suite_module._STAGES_EACH
+    assert max(worker.ran for worker in Instant.made) == suite_module._STAGES_EACH
+    assert not any(worker.alive for worker in Instant.made)
 
 
 def test_the_code_is_what_it_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

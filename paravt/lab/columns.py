@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paravt.lab.intervals import Estimate
-from paravt.lab.table import RowResult, Table
+from paravt.lab.table import RowResult, Table, budgets
 from paravt.structure import FORMAT_KINDS
 
 EVALUATED: Mapping[str, str] = {
@@ -84,10 +84,8 @@ def section_tables(table: Table, name: str) -> list[Shown]:
     rows = [row for row in table.rows.values() if row.row.section == name or row.name in section.also]
     if not any(row.row.section == name for row in rows):
         return []
-    budgets = sorted({int(column.partition("/K")[2]) for row in rows for numbers in row.numbers.values()
-                      for column in numbers if column.startswith("kappa/K")})  # fmt: skip
     runs = trained(rows) if any(row.row.section == name for row in trained(rows)) else []
-    by_budget = {f"{what}, K = {k}": f"{what}/K{k}" for what in ("accuracy", "kappa") for k in budgets}
+    by_budget = {f"{what}, K = {k}": f"{what}/K{k}" for what in ("accuracy", "kappa") for k in budgets(rows)}
     found = [
         _with_published(shown("The last checkpoint, all K together", rows, EVALUATED), rows),
         shown("The last checkpoint, by K", rows, by_budget),
@@ -118,13 +116,13 @@ def shown(title: str, rows: Sequence[RowResult], columns: Mapping[str, str]) -> 
     for row in rows:
         cells = [cell(row.estimate(column), column) for column in known.values()]
         if any(text != "-" for text in cells):
-            lines.append([row.row.title or row.name, str(len(row.numbers)), *cells])
+            lines.append([row.title, str(len(row.numbers)), *cells])
     return Shown(title, ["row", "seeds", *known], lines)
 
 
 def _with_published(found: Shown, rows: Sequence[RowResult]) -> Shown:
     """The same with the paper's columns, where there are any."""
-    values = {row.row.title or row.name: row.row.published for row in rows}
+    values = {row.title: row.row.published for row in rows}
     known = [head for head, key in PUBLISHED.items() if any(getattr(v, key) is not None for v in values.values() if v)]
     lines = []
     for line in found.lines:

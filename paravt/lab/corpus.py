@@ -31,9 +31,7 @@ def write_corpus(out: Path, videos: int, questions: int, seed: int = 0) -> Path:
         world = f"corpus-{seed}-{number}"
         path = folder / f"{world}.mp4"
         if not path.exists():
-            partial = path.with_suffix(".partial")
-            write_video(world, partial)
-            partial.replace(path)
+            write_whole_video(world, path)
         drawn = (question(world, asked).sample for asked in range(8 * questions))
         for sample in list({one.question: one for one in drawn}.values())[:questions]:
             row = {"id": sample.id, "video": f"videos/{path.name}", "question": sample.question,
@@ -42,6 +40,13 @@ def write_corpus(out: Path, videos: int, questions: int, seed: int = 0) -> Path:
             lines.append(json.dumps(row))
     write_whole(out / "questions.jsonl", "\n".join(lines) + "\n")
     return out / "questions.jsonl"
+
+
+def write_whole_video(name: str, path: Path) -> None:
+    """`write_video`, but a file that is there is never half of one."""
+    partial = path.with_suffix(".partial")
+    write_video(name, partial)
+    partial.replace(path)
 
 
 def asked_of(sample: Sample) -> Question:

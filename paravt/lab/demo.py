@@ -12,8 +12,9 @@ from rich.text import Text
 from paravt.agent import EpisodeConfig
 from paravt.ask import ask, open_engine
 from paravt.errors import EngineError
+from paravt.lab.corpus import write_whole_video
 from paravt.lab.questions import Family, Question, question
-from paravt.lab.world import DURATION, write_video
+from paravt.lab.world import DURATION
 from paravt.terminal import LiveEpisode, clock, crop_table, printable
 from paravt.types import Dispatch, Episode
 
@@ -33,9 +34,7 @@ def run_demo(directory: Path, seed: int, console: Console) -> None:
     name, path = f"demo-{seed}", directory / f"demo-{seed}.mp4"
     if not path.exists():
         console.print(f"Writing {path} ...")
-        partial = path.with_suffix(".partial.mp4")
-        write_video(name, partial)
-        partial.replace(path)
+        write_whole_video(name, path)
     asked = question_of_two_scenes(name, str(path))
     console.print(f"{path}, {clock(DURATION)} long")
     console.print(f"Question: {asked.sample.question}  (right answer: {asked.sample.answer})\n")

@@ -1,4 +1,4 @@
-"""Reading what a run writes while it may still be writing."""
+"""Reading what a run writes while it may still be writing, and where an evaluation writes."""
 
 from __future__ import annotations
 

@@ -90,7 +90,10 @@ def _groups(episodes: Iterable[Episode]) -> list[tuple[str, list[Episode]]]:
 
 
 def training_numbers(metrics: Sequence[Mapping[str, Any]], timings: Sequence[Mapping[str, float]]) -> Numbers:
-    """Means over the steps of a training; "end" is the last tenth of them. `train/minutes` is its wall time."""
+    """Means over the steps of a training; "end" is the last tenth of them. `train/minutes` is its wall time.
+
+    `metrics` and `timings` (seconds) are the rows of the files of these names, one for each step.
+    """
     last = max(1, round(_END * len(metrics)))
     out: Numbers = {}
     for name, source in TRAINED.items():

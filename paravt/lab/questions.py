@@ -43,18 +43,19 @@ class Question:
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
+        """Start and end of each scene, in seconds."""
         return [(scene * SCENE, (scene + 1) * SCENE) for scene in self.scenes]
 
     @property
     def cells(self) -> list[tuple[int, int]]:
-        """Windows in which the events of all ranges are seen for certain."""
+        """Windows (seconds) of a frame a second, in which the events of all ranges are seen for certain."""
         return [(a, a + CELL) for start, end in self.ranges for a in range(start, end, CELL)]
 
 
 def question(
     video: str, seed: int, path: str | None = None, families: Mapping[Family, float] = FAMILIES, choice: float = 0.25
 ) -> Question:
-    """A question about a video; `path` is where its file is, if there is one.
+    """Question number `seed` about the video of a name; `path` is where its file is, if there is one.
 
     `families` are shares of the kinds, relative to each other, and `choice` is the share of multiple choice among those
     that can have it. A family that a video has no question of gives way to another one.
@@ -139,7 +140,7 @@ def _sample(draw: random.Random, asked: _Asked, video: str, seed: int, path: str
 
 
 def report(video: str, times: Sequence[float]) -> str:
-    """What a sub-agent that sees the frames of these times should say."""
+    """What a sub-agent that sees the frames of these times (seconds) should say."""
     return ", ".join(world(video).visible(times)) or "nothing"
 
 

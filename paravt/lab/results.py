@@ -14,11 +14,11 @@ from typing import Any
 from paravt.chat import seconds
 from paravt.episodes import load_episodes
 from paravt.files import write_whole
-from paravt.lab.claims import Claim, all_claims, criterion_met, met
+from paravt.lab.claims import Claim, all_claims, met
 from paravt.lab.columns import collapse_table, contrast_table, section_tables, trained
 from paravt.lab.intervals import estimate
 from paravt.lab.logs import episodes_file
-from paravt.lab.table import RowResult, Table, read_table
+from paravt.lab.table import RowResult, Table, budgets, read_table
 from paravt.report.bands import Band, plot_bands, plot_points, smooth
 from paravt.report.pages import render_html, render_markdown
 from paravt.types import Crop, Episode
@@ -82,13 +82,13 @@ def contents(table: Table, pictures: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def targets(table: Table) -> list[Claim]:
-    return [met(table.get, target) for target in table.suite.targets]
+    return [met(table.get, target, target.row) for target in table.suite.targets]
 
 
 def criteria(table: Table) -> dict[str, list[Claim]]:
     """For every dose, which criteria of a start it meets."""
     return {
-        name: [criterion_met(table.get, criterion, dose.start) for criterion in table.suite.criteria]
+        name: [met(table.get, criterion, dose.start) for criterion in table.suite.criteria]
         for name, dose in table.suite.doses.items()
         if dose.start in table.rows
     }
@@ -105,19 +105,16 @@ def summary(table: Table) -> dict[str, Any]:
         "versions": dict(table.versions),
         "unfinished": list(table.unfinished),
         "rows": {name: _row_summary(row) for name, row in table.rows.items()},
+        "doses": {name: dose.model_dump() for name, dose in table.suite.doses.items()},
         "claims": [asdict(claim) for claim in all_claims(table)],
         "targets": [asdict(claim) for claim in targets(table)],
         "criteria": {name: [asdict(claim) for claim in claims] for name, claims in criteria(table).items()},
     }
 
 
-def columns_of(row: RowResult) -> list[str]:
-    return sorted({column for numbers in row.numbers.values() for column in numbers})
-
-
 def _row_summary(row: RowResult) -> dict[str, Any]:
     means = {}
-    for column in columns_of(row):
+    for column in row.columns:
         found = row.estimate(column)
         if found is not None:
             means[column] = {"mean": found.mean, "low": found.low, "high": found.high, "seeds": found.n}
@@ -135,7 +132,7 @@ def as_csv(table: Table) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["row", "column", "mean", "low", "high", "seeds"])
     for name, row in table.rows.items():
-        for column in columns_of(row):
+        for column in row.columns:
             if (found := row.estimate(column)) is not None:
                 writer.writerow([name, column, found.mean, found.low, found.high, found.n])
     return out.getvalue()
@@ -172,10 +169,7 @@ def draw(table: Table) -> dict[str, bytes]:
 
 
 def _curves(rows: Sequence[RowResult], panels: Mapping[str, str]) -> dict[str, dict[str, Band]]:
-    return {
-        title: {row.row.title or row.name: _band(row, key) for row in rows if row.curves}
-        for title, key in panels.items()
-    }
+    return {title: {row.title: _band(row, key) for row in rows if row.curves} for title, key in panels.items()}
 
 
 def _band(row: RowResult, key: str) -> Band:
@@ -197,13 +191,13 @@ def _budgets(rows: Sequence[RowResult]) -> dict[str, dict[str, Band]]:
     out: dict[str, dict[str, Band]] = {}
     for what in ("accuracy", "kappa"):
         for row in rows:
-            known = sorted(int(c.partition("/K")[2]) for c in columns_of(row) if c.startswith("kappa/K"))
+            known = budgets([row])
             found = [e for k in known if (e := row.estimate(f"{what}/K{k}")) is not None]
             if len(found) == len(known) and known:
                 reach = [e.half or 0.0 for e in found]
                 low = [e.mean - r for e, r in zip(found, reach, strict=True)]
                 high = [e.mean + r for e, r in zip(found, reach, strict=True)]
-                out.setdefault(what, {})[row.row.title or row.name] = (known, [e.mean for e in found], low, high)
+                out.setdefault(what, {})[row.title] = (known, [e.mean for e in found], low, high)
     return out
 
 
@@ -217,7 +211,7 @@ def samples(table: Table) -> list[dict[str, Any]]:
     if seed is None:
         return []
     budget = min(table.budgets)
-    files = {row.row.title or row.name: episodes_file(row.evaluations[seed], budget) for row in rows
+    files = {row.title: episodes_file(row.evaluations[seed], budget) for row in rows
              if seed in row.evaluations}  # fmt: skip
     played = {name: load_episodes(path) for name, path in files.items() if path.exists()}
     shown: dict[str, dict[str, Any]] = {}

@@ -43,6 +43,7 @@ class RowRecipe(Strict):
 
     section: Name = "main"
     title: str = ""
+    """In the report; "": its name."""
     model: Name | None = None
     recipe: str | None = None
     start: Name | None = None
@@ -63,38 +64,28 @@ class RowRecipe(Strict):
         return self
 
 
-class Check(Strict):
-    """Something declared before the runs: a column of a row within bounds, or above another row's.
-
-    `above`: the 95 % intervals do not overlap.
-    """
+class Criterion(Strict):
+    """Something declared before the runs: a column of a row within bounds, or above another row's or column."""
 
     name: str
-    row: Name
     column: str
     at_least: float | None = None
     at_most: float | None = None
     above: Name | None = None
+    """Another row, whose 95 % interval must not overlap."""
     than: str | None = None
     """Another column of the same row, which this one must be `by` or more above."""
     by: float = 0.0
 
     @model_validator(mode="after")
-    def _says_something(self) -> Check:
+    def _says_something(self) -> Criterion:
         if self.at_least is None and self.at_most is None and self.above is None and self.than is None:
-            raise ValueError("a check needs at_least, at_most, above or than")
+            raise ValueError("give at_least, at_most, above or than")
         return self
 
 
-class Criterion(Strict):
-    """A check of every dose: `Check` without a row of its own."""
-
-    name: str
-    column: str
-    at_least: float | None = None
-    at_most: float | None = None
-    than: str | None = None
-    by: float = 0.0
+class Target(Criterion):
+    row: Name
 
 
 class Dose(Strict):
@@ -141,8 +132,8 @@ class SuiteRecipe(Strict):
     doses: dict[str, Dose] = Field(default_factory=dict)
     contrasts: dict[str, Contrast] = Field(default_factory=dict)
     criteria: tuple[Criterion, ...] = ()
-    """Of a start from which plain reinforcement learning is expected to collapse."""
-    targets: tuple[Check, ...] = ()
+    """Of a start from which plain reinforcement learning is expected to collapse; every dose is held against them."""
+    targets: tuple[Target, ...] = ()
     """What is hoped for."""
     samples: tuple[Name, ...] = ()
     """Rows whose episodes are shown side by side."""
@@ -160,7 +151,8 @@ class SuiteRecipe(Strict):
         check([row.section for row in self.rows.values()], self.sections, "sections")
         named = [name for dose in self.doses.values() for name in (dose.start, dose.vanilla)]
         named += [name for pair in self.contrasts.values() for name in (pair.strong, pair.weak)]
-        named += [name for target in self.targets for name in (target.row, target.above or target.row)]
+        named += [target.row for target in self.targets]
+        named += [one.above for one in (*self.targets, *self.criteria) if one.above is not None]
         named += [name for section in self.sections.values() for name in section.also]
         named += [*self.samples, *(name for mode in self.modes.values() for name in mode.rows or ())]
         check([*named], self.rows, "rows")

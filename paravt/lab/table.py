@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,23 @@ class RowResult:
     evaluations: Mapping[int, Path]
     """Where the episodes of each seed are."""
 
+    @property
+    def title(self) -> str:
+        return self.row.title or self.name
+
+    @property
+    def columns(self) -> list[str]:
+        """Those that any seed has."""
+        return sorted({column for numbers in self.numbers.values() for column in numbers})
+
     def estimate(self, column: str) -> Estimate | None:
         return estimate([numbers.get(column) for numbers in self.numbers.values()])
+
+
+def budgets(rows: Iterable[RowResult]) -> list[int]:
+    """The K that rows were evaluated at, in order."""
+    of_kappa = (column.partition("kappa/K")[2] for row in rows for column in row.columns)
+    return sorted({int(k) for k in of_kappa if k})
 
 
 @dataclass(frozen=True)
@@ -42,14 +57,13 @@ class Table:
     versions: Mapping[str, str]
     rows: Mapping[str, RowResult]
     """In the order of the suite's file, those that were asked for."""
-    unfinished: tuple[str, ...] = field(default=())
+    unfinished: tuple[str, ...]
     """Stages without a result, each with what is known of why."""
 
     @property
     def budgets(self) -> list[int]:
-        """The K of the evaluations."""
-        return sorted({int(c.removeprefix("kappa/K")) for row in self.rows.values() for numbers in row.numbers.values()
-                       for c in numbers if c.startswith("kappa/K")}) or list(self.suite.evaluation.budgets)  # fmt: skip
+        """The K of the evaluations, in order; those of the recipe as long as none is finished."""
+        return budgets(self.rows.values()) or sorted(self.suite.evaluation.budgets)
 
     def get(self, row: str, column: str) -> Estimate | None:
         return self.rows[row].estimate(column) if row in self.rows else None

@@ -91,7 +91,7 @@ def script(
     style: Style = "clean",
     draw: random.Random | None = None,
 ) -> dict[str, list[Step]]:
-    """What an ideal policy of this style says: every range is watched, and the reports are true.
+    """What an ideal policy of this style says, by trace: every range is watched, and the reports are true.
 
     "direct" and "none" answer from the overview, and guess what it does not show.
     """
@@ -118,7 +118,7 @@ def script(
 
 
 def _seen(asked: Question, video: str, times: Sequence[float]) -> list[str | None]:
-    """For each range the glyph that the frames of these times show, or None."""
+    """For each range the glyph that the frames of these times (seconds) show, or None."""
     shown = world(video)
     return [next(iter(shown.visible(times, *part)), None) for part in asked.ranges]
 
@@ -192,8 +192,8 @@ def conclude(asked: Question, seen: Sequence[str | None], draw: random.Random) -
 
 
 def glances(video: str, frames: int, draw: random.Random) -> list[tuple[int, int]]:
-    """Two windows of `frames` pictures, one a second: in the first one there is something to see, in the second one
-    there is not."""
+    """Two windows (seconds) of `frames` pictures, one a second: in the first one there is something to see, in the
+    second one there is not. One of them, if a video has no other."""
     shown = world(video)
     starts = range(0, DURATION - frames + 1, CELL if frames == CELL else 1)
     seen = [bool(shown.visible(window_times(a, a + frames))) for a in starts]
@@ -206,6 +206,7 @@ def glances(video: str, frames: int, draw: random.Random) -> list[tuple[int, int
 
 
 def play(asked: Question, chat: TokenChat, config: EpisodeConfig, steps: dict[str, list[Step]]) -> Episode:
+    """The product's episode with what `script` says. Raises RuntimeError if it has an error: then the script is wrong."""
     done = asyncio.run(run_episode(asked.sample, ScriptedEngine(chat, steps), config, reader=WorldReader()))
     if done.errors:
         raise RuntimeError(f"the teacher's own episode failed: {done.errors[0]}")
@@ -234,8 +235,7 @@ def look(chat: TokenChat, frames: int, draw: random.Random) -> Trace:
 
 
 def conclusions(chat: TokenChat, mixture: Mixture, video: str, draw: random.Random) -> Trace:
-    """Questions one after the other without a video, each with what was seen; only what follows
-    from it is learned."""
+    """Questions one after the other without a video, each with what was seen; only what follows from it is learned."""
     trace = Trace("main", "main", stop_reason="stop")
     for number in range(mixture.questions):
         asked = question(f"{video}-{number}", 0, families=mixture.families or FAMILIES, choice=mixture.choice)

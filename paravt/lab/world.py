@@ -82,18 +82,19 @@ class World:
     distractors: tuple[Event, ...]
 
     def shows(self, second: float) -> str | None:
-        """What is drawn at a time."""
+        """What is drawn at a time, a glyph or a distractor."""
         drawn = (event.shows for event in (*self.events, *self.distractors) if event.at(second))
         return next(drawn, None)
 
     def picture(self, index: int) -> tuple[str, str | None, int]:
-        """Which of the shared pictures frame `index` is (at index / FPS seconds)."""
+        """Which of the shared pictures frame `index` is (at index / FPS seconds): ground, what is drawn, variant."""
         second = index / FPS
         scene = min(int(second // SCENE), SCENES - 1)
         return self.grounds[scene], self.shows(second), stable_seed(self.name, index) % VARIANTS
 
     def visible(self, times: Sequence[float], start: float = 0, end: float = DURATION) -> list[str]:
-        """The glyphs that pictures at `times` show between `start` and `end`, in order, one for each event."""
+        """The glyphs that pictures at `times` show from `start` until `end` (all in seconds), in the order of the
+        events, one for each."""
         return [event.shows for event in self.events if any(event.at(t) and start <= t < end for t in times)]
 
 
@@ -178,7 +179,7 @@ class WorldReader:
 
 
 def frame(shown: World, time: float) -> Frame:
-    """The frame that is on the screen at `time`."""
+    """The frame that is on the screen at `time` (seconds); its own time is when it came there."""
     index = int(time * FPS)
     return still(index / FPS, *shown.picture(index))
 

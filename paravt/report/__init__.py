@@ -1,4 +1,4 @@
-"""Pictures of runs."""
+"""Pictures of runs, and pages made of templates."""
 
 from paravt.report.curves import plot_run
 

@@ -206,7 +206,7 @@ def glances(video: str, frames: int, draw: random.Random) -> list[tuple[int, int
 
 
 def play(asked: Question, chat: TokenChat, config: EpisodeConfig, steps: dict[str, list[Step]]) -> Episode:
-    """The product's episode with what `script` says. Raises RuntimeError if it has an error: then the script is wrong."""
+    """The product's episode with what `script` says. Raises RuntimeError if it has an error."""
     done = asyncio.run(run_episode(asked.sample, ScriptedEngine(chat, steps), config, reader=WorldReader()))
     if done.errors:
         raise RuntimeError(f"the teacher's own episode failed: {done.errors[0]}")

@@ -219,8 +219,9 @@ def run_stage(name: str) -> None:
 
 def _check_watch(recipe: RLRecipe, directory: Path) -> None:
     """Raises ParaVTError if the collapse watch ended the run of a directory before its last step."""
-    steps, said = read_lines(directory / "metrics.jsonl"), last_words(directory / "warnings.txt")
-    if recipe.watch.stop and said and steps and (at := steps[-1]["step"]) < recipe.steps:
+    said = last_words(directory / "warnings.txt")
+    steps = read_lines(directory / "metrics.jsonl") if recipe.watch.stop and said else []
+    if steps and (at := steps[-1]["step"]) < recipe.steps:
         raise ParaVTError(f"ended by watch.stop after {at} of {recipe.steps} steps: {said}")
 
 

@@ -1,0 +1,132 @@
+"""The lab's suite with what it should not find: damaged files of finished stages, odd suites, odd arguments. One line
+says what and where, and no number is made of a part of the episodes. Nothing is trained here."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_suite import RECIPES, SUITE, write_suite
+from test_suite_numbers import episode
+
+from paravt.config import RLRecipe, load_recipe
+from paravt.episodes import save_episodes
+from paravt.errors import DataError
+from paravt.lab.logs import episodes_file
+from paravt.lab.progress import Progress, read_progress
+from paravt.lab.results import write_report
+from paravt.lab.stages import Plan, Stage, _check_watch, plan_suite, prepare
+from paravt.lab.suite_recipe import load_suite
+from paravt.types import Score
+
+STEPS = [{"step": n, "kappa": 1.0, "f_graded": 0.5, "seconds": 1.0, "rollout": 1.0, "learn": 1.0} for n in (1, 2)]
+
+
+def finished(out: Path, suite: dict[str, Any]) -> Plan:
+    """The directory of a suite as if all of it had been run."""
+    loaded, path = load_suite(write_suite(out / "recipes", suite))
+    plan = plan_suite(loaded, path, loaded.modes["quick"], list(loaded.rows), 1)
+    lines = "".join(json.dumps(step) + "\n" for step in STEPS)
+    for stage in plan.stages.values():
+        directory = prepare(stage, out / "stages")
+        if stage.kind == "rl":
+            (directory / "metrics.jsonl").write_text(lines)
+            (directory / "timings.jsonl").write_text(lines)
+        if stage.kind == "evaluation":
+            for budget in (4, 8):
+                played = replace(episode(budget, 1.0, 1, 2), rewards={"accuracy": Score(1.0)})
+                save_episodes([("group", played)] * 3, episodes_file(directory, budget))
+        (directory / "done.json").write_text('{"seconds": 1.0}\n')
+    description = {"mode": "quick", "seeds": 1, "rows": list(loaded.rows), "suite": loaded.model_dump(mode="json"),
+                   "versions": {}, "runs": [asdict(run) for run in plan.runs],
+                   "labels": {name: stage.label for name, stage in plan.stages.items()}}  # fmt: skip
+    (out / "plan.json").write_text(json.dumps(description))
+    return plan
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Plan]:
+    out = tmp_path_factory.mktemp("suite")
+    return out, finished(out, SUITE)
+
+
+@pytest.fixture
+def out(made: tuple[Path, Plan]) -> Iterator[Path]:
+    """A copy to be damaged."""
+    copied = made[0].with_name("copy")
+    shutil.copytree(made[0], copied)
+    yield copied
+    shutil.rmtree(copied)
+
+
+def names(plan: Plan, row: str) -> tuple[str, str]:
+    """Of its training and its evaluation."""
+    run = next(run for run in plan.runs if run.row == row)
+    assert run.training is not None
+    return run.training, run.evaluation
+
+
+def test_a_report_of_whole_files(out: Path) -> None:
+    write_report(out)
+    assert json.loads((out / "summary.json").read_text())["rows"]["full"]["means"]["accuracy"]["mean"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("metrics.jsonl", b'{"step": 1, "kap\n{"step": 2}\n'),
+        ("metrics.jsonl", b'{"step": 1}\n\0\0\0\n'),  # a machine that lost its power leaves this
+        ("metrics.jsonl", b"\xff\n"),
+        ("metrics.jsonl", b"null\n"),
+        ("timings.jsonl", b'{"ste\n'),
+        ("done.json", b""),
+        ("done.json", b"{}\n"),
+        ("episodes/K4.jsonl", b""),
+        ("episodes/K4.jsonl", b'{"format": 1, \n'),
+        ("episodes/K4.jsonl", b"\xff\n"),
+        ("episodes/K4.jsonl", None),
+        ("stage.json", b""),
+    ],
+)
+def test_a_report_names_the_damaged_file_and_what_to_do(
+    made: tuple[Path, Plan], out: Path, file: str, content: bytes | None
+) -> None:
+    """An empty file of episodes too: means over the other K would look like any others."""
+    training, evaluation = names(made[1], "full")
+    stage = out / "stages" / (training if file in ("metrics.jsonl", "timings.jsonl") else evaluation)
+    if content is None:
+        (stage / file).unlink()
+    else:
+        (stage / file).write_bytes(content)
+    with pytest.raises(DataError, match=f"{stage.name}.*; remove {stage} and run the suite again") as caught:
+        write_report(out)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_files_beside_the_episodes_do_no_harm(made: tuple[Path, Plan], out: Path) -> None:
+    episodes = out / "stages" / names(made[1], "full")[1] / "episodes"
+    shutil.copy(episodes / "K4.jsonl", episodes / "K4 (copy).jsonl")
+    write_report(out)
+    assert json.loads((out / "summary.json").read_text())["rows"]["full"]["means"]["episodes"]["mean"] == 6
+
+
+def test_a_damaged_log_costs_the_estimate_and_not_the_suite(made: tuple[Path, Plan], out: Path) -> None:
+    stage = made[1].stages[names(made[1], "full")[0]]
+    assert read_progress(stage, out / "stages") == Progress(2, 4.0)
+    for content in ("\0\0\n", "{}\n", "null\n"):
+        (out / "stages" / stage.name / "timings.jsonl").write_text(content)
+        assert read_progress(stage, out / "stages") == Progress(0, 0.0)
+
+
+def test_a_damaged_line_of_metrics_does_not_keep_a_run_from_going_on(tmp_path: Path) -> None:
+    """Training drops it, and makes the step again."""
+    recipe = load_recipe(RLRecipe, RECIPES / "rl" / "vanilla.yaml")
+    stage = Stage("rl", "", recipe, None, "")
+    directory = prepare(stage, tmp_path)
+    (directory / "metrics.jsonl").write_text('{"step": 1}\n\0\0\n')
+    _check_watch(recipe, directory)

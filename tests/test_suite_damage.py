@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from test_suite import RECIPES, SUITE, write_suite
 from test_suite_numbers import episode
 
 from paravt.config import RLRecipe, load_recipe
 from paravt.episodes import save_episodes
-from paravt.errors import DataError
+from paravt.errors import DataError, RecipeError
 from paravt.lab.logs import episodes_file
 from paravt.lab.progress import Progress, read_progress
 from paravt.lab.results import write_report
 from paravt.lab.stages import Plan, Stage, _check_watch, plan_suite, prepare
+from paravt.lab.suite import run_suite
 from paravt.lab.suite_recipe import load_suite
 from paravt.types import Score
 
@@ -130,3 +132,10 @@ def test_a_damaged_line_of_metrics_does_not_keep_a_run_from_going_on(tmp_path: P
     directory = prepare(stage, tmp_path)
     (directory / "metrics.jsonl").write_text('{"step": 1}\n\0\0\n')
     _check_watch(recipe, directory)
+
+
+def test_a_suite_that_contains_itself_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = write_suite(tmp_path, SUITE)
+    path.write_text(path.read_text() + "more: &more [*more]\n")
+    with pytest.raises(RecipeError, match=r"suite\.yaml: a part of it contains itself"):
+        run_suite(tmp_path / "out", Console(quiet=True), "quick", file=path)

@@ -3,6 +3,7 @@ says what and where, and no number is made of a part of the episodes. Nothing is
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Iterator
@@ -139,3 +140,11 @@ def test_a_suite_that_contains_itself_is_refused_in_one_line(tmp_path: Path) -> 
     path.write_text(path.read_text() + "more: &more [*more]\n")
     with pytest.raises(RecipeError, match=r"suite\.yaml: a part of it contains itself"):
         run_suite(tmp_path / "out", Console(quiet=True), "quick", file=path)
+
+
+def test_more_frames_than_an_episode_takes_are_refused_before_the_training(tmp_path: Path) -> None:
+    suite = copy.deepcopy(SUITE)
+    suite["rows"]["full"]["evaluation"] = {"budgets": [4, 2000]}
+    with pytest.raises(RecipeError, match=r"rows\.full\.evaluation: budgets: 2000 is more than the row's"):
+        run_suite(tmp_path / "out", Console(quiet=True), "quick", file=write_suite(tmp_path, suite))
+    assert not (tmp_path / "out").exists()

@@ -157,6 +157,9 @@ class _Planner:
             "evaluation": _evaluation(merged, f"{self.path}: rows.{name}.evaluation"),
         }
         evaluation = EvaluationRecipe.model_validate(tree)
+        if (most := max(evaluation.evaluation.budgets)) > episode.max_frames:
+            where = f"{self.path}: rows.{name}.evaluation: budgets"
+            raise RecipeError(f"{where}: {most} is more than the row's episode.max_frames, {episode.max_frames}")
         stage = self.plan.add(Stage("evaluation", label, evaluation, source.name, code_hash(_CODE["evaluation"])))
         self.plan.runs.append(Planned(name, seed, None if training is None else training.name, stage.name))
 

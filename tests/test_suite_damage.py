@@ -25,6 +25,7 @@ from paravt.lab.results import write_report
 from paravt.lab.stages import Plan, Stage, _check_watch, plan_suite, prepare
 from paravt.lab.suite import run_suite
 from paravt.lab.suite_recipe import load_suite
+from paravt.report.bands import plot_bands, plot_points
 from paravt.types import Score
 
 STEPS = [{"step": n, "kappa": 1.0, "f_graded": 0.5, "seconds": 1.0, "rollout": 1.0, "learn": 1.0} for n in (1, 2)]
@@ -148,3 +149,10 @@ def test_more_frames_than_an_episode_takes_are_refused_before_the_training(tmp_p
     with pytest.raises(RecipeError, match=r"rows\.full\.evaluation: budgets: 2000 is more than the row's"):
         run_suite(tmp_path / "out", Console(quiet=True), "quick", file=write_suite(tmp_path, suite))
     assert not (tmp_path / "out").exists()
+
+
+def test_names_are_no_formulas() -> None:
+    """Half of a formula in a title would end the report of a suite that has run for hours."""
+    band = ([1, 2], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0])
+    assert plot_bands({"panel": {r"from $\foo$": band}}, "step").startswith(b"\x89PNG")
+    assert plot_points({r"$\foo$": (0.0, 1.0)}, "x", "y").startswith(b"\x89PNG")

@@ -232,7 +232,10 @@ def lab_video(
     from paravt.lab.world import write_video
 
     name = f"video-{seed}"
-    write_video(name, out)
+    try:
+        write_video(name, out)
+    except OSError as error:  # of the encoder, which names no file
+        raise DataError(f"{out}: cannot be written: {error.strerror or error}") from error
     for sample in {q.sample.question: q.sample for q in (question(name, number) for number in range(8))}.values():
         typer.echo(f"{sample.question}  ->  {sample.answer}")
 
@@ -265,7 +268,7 @@ def lab_demo(
 def lab_score(
     model: Annotated[str | None, typer.Option(help="A checkpoint; default: the shipped one.")] = None,
     questions: Annotated[int, typer.Option(min=1, help="Number of questions, each about a video of its own.")] = 64,
-    frames: Annotated[int, typer.Option(min=1, help="K, the number of overview frames.")] = 16,
+    frames: Annotated[int, typer.Option(min=1, max=1024, help="K, the number of overview frames.")] = 16,
 ) -> None:
     """Accuracy on the lab's task with parallel, sequential and no dispatch."""
     from paravt.lab.score import run_score

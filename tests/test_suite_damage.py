@@ -15,7 +15,9 @@ import pytest
 from rich.console import Console
 from test_suite import RECIPES, SUITE, write_suite
 from test_suite_numbers import episode
+from typer.testing import CliRunner
 
+from paravt.cli import app, main
 from paravt.config import RLRecipe, load_recipe
 from paravt.episodes import save_episodes
 from paravt.errors import DataError, RecipeError
@@ -156,3 +158,15 @@ def test_names_are_no_formulas() -> None:
     band = ([1, 2], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0])
     assert plot_bands({"panel": {r"from $\foo$": band}}, "step").startswith(b"\x89PNG")
     assert plot_points({r"$\foo$": (0.0, 1.0)}, "x", "y").startswith(b"\x89PNG")
+
+
+def test_a_video_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "nowhere" / "v.mp4"
+    with pytest.raises(SystemExit) as caught:
+        main(["lab", "video", str(target)])
+    assert caught.value.code == DataError.exit_code
+    assert "nowhere/v.mp4: cannot be written: No such file" in capsys.readouterr().err.replace("\n", "")
+
+
+def test_a_score_with_more_frames_than_an_episode_takes_is_refused() -> None:
+    assert CliRunner().invoke(app, ["lab", "score", "--frames", "100000"]).exit_code == 2

@@ -6,6 +6,8 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,7 +26,7 @@ from paravt.errors import DataError, RecipeError
 from paravt.lab.logs import episodes_file
 from paravt.lab.progress import Progress, read_progress
 from paravt.lab.results import write_report
-from paravt.lab.stages import Plan, Stage, _check_watch, plan_suite, prepare
+from paravt.lab.stages import Plan, Stage, _check_watch, is_done, plan_suite, prepare
 from paravt.lab.suite import run_suite
 from paravt.lab.suite_recipe import load_suite
 from paravt.report.bands import plot_bands, plot_points
@@ -151,6 +153,23 @@ def test_more_frames_than_an_episode_takes_are_refused_before_the_training(tmp_p
     with pytest.raises(RecipeError, match=r"rows\.full\.evaluation: budgets: 2000 is more than the row's"):
         run_suite(tmp_path / "out", Console(quiet=True), "quick", file=write_suite(tmp_path, suite))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_worker_with_other_code_than_the_plan_leaves_no_result(tmp_path: Path) -> None:
+    """Workers come and go for hours, and each loads the code that is there then."""
+    loaded, path = load_suite(write_suite(tmp_path / "recipes", SUITE))
+    plan = plan_suite(loaded, path, loaded.modes["quick"], ["broken"], 1)
+    stage = replace(next(iter(plan.stages.values())), code="another")
+    log = prepare(stage, tmp_path) / "log.txt"
+    command = [sys.executable, "-m", "paravt.lab.stages", str(tmp_path)]
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE)
+    assert worker.stdin is not None
+    with worker.stdin:
+        worker.stdin.write(f"{stage.name}\n".encode())
+        worker.stdin.flush()
+        assert worker.wait(timeout=300) == 1
+    assert log.read_text() == "the code has changed since the suite was started; run the same command again\n"
+    assert not is_done(tmp_path, stage.name)
 
 
 def test_names_are_no_formulas() -> None:

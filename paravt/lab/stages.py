@@ -228,6 +228,14 @@ def _check_watch(recipe: RLRecipe, directory: Path) -> None:
         raise ParaVTError(f"ended by watch.stop after {at} of {recipe.steps} steps: {said}")
 
 
+def _check_code(name: str, ours: Mapping[Kind, str]) -> None:
+    """Raises ParaVTError if a stage was planned with other code than this process has: it would be kept as a result of
+    that code."""
+    made_of = json.loads((Path(name) / "stage.json").read_text(encoding="utf-8"))
+    if made_of["code"] != ours[made_of["kind"]]:
+        raise ParaVTError("the code has changed since the suite was started; run the same command again")
+
+
 def _receive(names: queue.SimpleQueue[str]) -> None:
     """Names of stages, one in each line of standard input. The suite holds the other end: when it is gone, however it
     went, so is this process."""
@@ -244,6 +252,7 @@ def main() -> None:
     that fails; the last line of the stage's `log.txt` says why."""
     os.chdir(sys.argv[1])
     torch.set_num_threads(1)
+    ours = {kind: code_hash(module) for kind, module in _CODE.items()}  # now: files may change, modules do not
     names: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(names,), daemon=True).start()
     while True:
@@ -252,6 +261,7 @@ def main() -> None:
             os.dup2(log.fileno(), sys.stdout.fileno())
             os.dup2(log.fileno(), sys.stderr.fileno())
         try:
+            _check_code(name, ours)
             run_stage(name)
         except (ParaVTError, FloatingPointError, OSError) as error:
             print(" ".join(str(error).split()), file=sys.stderr)

@@ -232,7 +232,10 @@ def lab_video(
     from paravt.lab.world import write_video
 
     name = f"video-{seed}"
-    write_video(name, out)
+    try:
+        write_video(name, out)
+    except OSError as error:  # of the encoder, which names no file
+        raise DataError(f"{out}: cannot be written: {error.strerror or error}") from error
     for sample in {q.sample.question: q.sample for q in (question(name, number) for number in range(8))}.values():
         typer.echo(f"{sample.question}  ->  {sample.answer}")
 

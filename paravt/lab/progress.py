@@ -23,7 +23,14 @@ class Progress:
 
 
 def read_progress(stage: Stage, stages: Path) -> Progress:
-    directory = stages / stage.name
+    """What its files say; nothing, where one of them is damaged: this is for estimates."""
+    try:
+        return _read(stage, stages / stage.name)
+    except (ValueError, KeyError, TypeError):
+        return Progress(0, 0.0)
+
+
+def _read(stage: Stage, directory: Path) -> Progress:
     if isinstance(stage.recipe, SFTRecipe):
         logs = [read_lines(directory / f"{part.name}.jsonl") for part in stage.recipe.stages]
         ends = [log[-1] for log in logs if log]

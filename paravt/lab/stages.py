@@ -157,6 +157,9 @@ class _Planner:
             "evaluation": _evaluation(merged, f"{self.path}: rows.{name}.evaluation"),
         }
         evaluation = EvaluationRecipe.model_validate(tree)
+        if (most := max(evaluation.evaluation.budgets)) > episode.max_frames:
+            where = f"{self.path}: rows.{name}.evaluation: budgets"
+            raise RecipeError(f"{where}: {most} is more than the row's episode.max_frames, {episode.max_frames}")
         stage = self.plan.add(Stage("evaluation", label, evaluation, source.name, code_hash(_CODE["evaluation"])))
         self.plan.runs.append(Planned(name, seed, None if training is None else training.name, stage.name))
 
@@ -219,9 +222,18 @@ def run_stage(name: str) -> None:
 
 def _check_watch(recipe: RLRecipe, directory: Path) -> None:
     """Raises ParaVTError if the collapse watch ended the run of a directory before its last step."""
-    steps, said = read_lines(directory / "metrics.jsonl"), last_words(directory / "warnings.txt")
-    if recipe.watch.stop and said and steps and (at := steps[-1]["step"]) < recipe.steps:
+    said = last_words(directory / "warnings.txt")
+    steps = read_lines(directory / "metrics.jsonl") if recipe.watch.stop and said else []
+    if steps and (at := steps[-1]["step"]) < recipe.steps:
         raise ParaVTError(f"ended by watch.stop after {at} of {recipe.steps} steps: {said}")
+
+
+def _check_code(name: str, ours: Mapping[Kind, str]) -> None:
+    """Raises ParaVTError if a stage was planned with other code than this process has: it would be kept as a result of
+    that code."""
+    made_of = json.loads((Path(name) / "stage.json").read_text(encoding="utf-8"))
+    if made_of["code"] != ours[made_of["kind"]]:
+        raise ParaVTError("the code has changed since the suite was started; run the same command again")
 
 
 def _receive(names: queue.SimpleQueue[str]) -> None:
@@ -240,6 +252,7 @@ def main() -> None:
     that fails; the last line of the stage's `log.txt` says why."""
     os.chdir(sys.argv[1])
     torch.set_num_threads(1)
+    ours = {kind: code_hash(module) for kind, module in _CODE.items()}  # now: files may change, modules do not
     names: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(names,), daemon=True).start()
     while True:
@@ -248,6 +261,7 @@ def main() -> None:
             os.dup2(log.fileno(), sys.stdout.fileno())
             os.dup2(log.fileno(), sys.stderr.fileno())
         try:
+            _check_code(name, ours)
             run_stage(name)
         except (ParaVTError, FloatingPointError, OSError) as error:
             print(" ".join(str(error).split()), file=sys.stderr)

@@ -195,4 +195,7 @@ def recipes_directory() -> Path:
 def load_suite(path: Path | None = None) -> tuple[SuiteRecipe, Path]:
     """The suite in a file (default: the one of the package), and the file. Raises RecipeError."""
     path = path or recipes_directory() / "lab" / "suite.yaml"
-    return load_recipe(SuiteRecipe, path), path
+    try:
+        return load_recipe(SuiteRecipe, path), path
+    except RecursionError:  # an alias of YAML that is inside of what it stands for
+        raise RecipeError(f"{path}: a part of it contains itself") from None

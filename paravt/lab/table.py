@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from paravt.episodes import load_episodes
 from paravt.errors import DataError
 from paravt.lab.intervals import Estimate, estimate
-from paravt.lab.logs import last_words, read_lines
+from paravt.lab.logs import episodes_file, last_words, read_lines
 from paravt.lab.numbers import Numbers, evaluation_numbers, training_numbers
 from paravt.lab.suite_recipe import RowRecipe, SuiteRecipe
 from paravt.types import Episode
@@ -97,24 +97,53 @@ def _read_row(name: str, row: RowRecipe, runs: list[dict[str, Any]], stages: Pat
     evaluations: dict[int, Path] = {}
     for run in runs:
         seed, training, evaluation = run["seed"], run["training"], stages / run["evaluation"]
-        if training is not None and (lines := read_lines(stages / training / "metrics.jsonl")):
+        if training is not None and (lines := _lines(stages / training, "metrics.jsonl")):
             curves[seed] = lines
         if (evaluation / "done.json").exists():
             evaluations[seed] = evaluation
             numbers[seed] = evaluation_numbers(read_evaluation(evaluation)) | _seconds(evaluation)
             if training is not None:
-                numbers[seed] |= training_numbers(curves.get(seed, []), read_lines(stages / training / "timings.jsonl"))
+                numbers[seed] |= training_numbers(curves.get(seed, []), _lines(stages / training, "timings.jsonl"))
     return RowResult(name, row, numbers, curves, evaluations)
 
 
 def read_evaluation(directory: Path) -> list[Episode]:
-    """All episodes of an evaluation, the smallest K first."""
-    files = sorted((directory / "episodes").glob("K*.jsonl"), key=lambda path: int(path.stem[1:]))
-    return [episode for file in files for episode in load_episodes(file)]
+    """All episodes of a finished evaluation, the smallest K first. Raises DataError unless all are there."""
+    out: list[Episode] = []
+    try:
+        asked = json.loads((directory / "stage.json").read_text(encoding="utf-8"))["recipe"]["evaluation"]
+        for budget in sorted(set(asked["budgets"])):
+            episodes = load_episodes(file := episodes_file(directory, budget))
+            if len(episodes) != asked["questions"]:  # of an empty file there would be other means, and no word of it
+                raise DataError(f"{file}: {len(episodes)} of {asked['questions']} episodes")
+            out += episodes
+    except DataError as error:
+        raise DataError(f"{error}; {_again(directory)}") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{directory}: damaged: {error}; {_again(directory)}") from error
+    return out
 
 
 def _seconds(evaluation: Path) -> Numbers:
-    return {"seconds": json.loads((evaluation / "done.json").read_text(encoding="utf-8"))["seconds"]}
+    lines = _lines(evaluation, "done.json")
+    if not lines or not isinstance(lines[0].get("seconds"), int | float):
+        raise DataError(f"{evaluation / 'done.json'}: damaged; {_again(evaluation)}")
+    return {"seconds": lines[0]["seconds"]}
+
+
+def _lines(stage: Path, file: str) -> list[dict[str, Any]]:
+    """`read_lines` of a file of a stage. Raises DataError if it is damaged."""
+    try:
+        lines = read_lines(stage / file)
+    except (ValueError, OSError) as error:
+        raise DataError(f"{stage / file}: damaged: {error}; {_again(stage)}") from error
+    if not all(isinstance(line, dict) for line in lines):
+        raise DataError(f"{stage / file}: damaged: a line is no mapping; {_again(stage)}")
+    return lines
+
+
+def _again(stage: Path) -> str:
+    return f"remove {stage} and run the suite again"
 
 
 def _reason(stage: Path) -> str:

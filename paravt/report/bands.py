@@ -30,7 +30,7 @@ def plot_bands(panels: Mapping[str, Mapping[str, Band]], x: str, *, log_x: bool 
         for name, (at, mean, low, high) in bands.items():
             colour = f"C{names.index(name) % 10}"
             style = ("-", "--", ":")[names.index(name) // 10 % 3]
-            axis.plot(at, mean, style, color=colour, label=name, marker="." if len(at) < 8 else "")
+            axis.plot(at, mean, style, color=colour, label=_plain(name), marker="." if len(at) < 8 else "")
             axis.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
     handles = {
         label: handle for axis in figure.axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
@@ -48,7 +48,7 @@ def plot_points(points: Mapping[str, tuple[float, float]], x: str, y: str) -> by
     for name, (at, value) in points.items():
         if math.isfinite(at) and math.isfinite(value):
             axis.plot([at], [value], "o", color="C0")
-            axis.annotate(name, (at, value), textcoords="offset points", xytext=(5, 5), fontsize="small")
+            axis.annotate(_plain(name), (at, value), textcoords="offset points", xytext=(5, 5), fontsize="small")
     axis.set_xlabel(x)
     axis.set_ylabel(y)
     return _png(figure)
@@ -61,6 +61,11 @@ def smooth(values: Sequence[float], width: int = 5) -> list[float]:
         near = [v for v in values[max(0, at - width // 2) : at + width // 2 + 1] if not math.isnan(v)]
         out.append(float(np.mean(near)) if near else math.nan)
     return out
+
+
+def _plain(name: str) -> str:
+    """A name of which no part is taken for a formula."""
+    return name.replace("$", r"\$")
 
 
 def _png(figure: Figure) -> bytes:

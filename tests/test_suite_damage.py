@@ -22,11 +22,11 @@ from typer.testing import CliRunner
 from paravt.cli import app, main
 from paravt.config import RLRecipe, load_recipe
 from paravt.episodes import save_episodes
-from paravt.errors import DataError, RecipeError
+from paravt.errors import DataError, ParaVTError, RecipeError
 from paravt.lab.logs import episodes_file
 from paravt.lab.progress import Progress, read_progress
 from paravt.lab.results import write_report
-from paravt.lab.stages import Plan, Stage, _check_watch, is_done, plan_suite, prepare
+from paravt.lab.stages import Plan, Stage, _check_watch, is_done, plan_suite, prepare, run_stage
 from paravt.lab.suite import run_suite
 from paravt.lab.suite_recipe import load_suite
 from paravt.report.bands import plot_bands, plot_points
@@ -170,6 +170,16 @@ def test_a_worker_with_other_code_than_the_plan_leaves_no_result(tmp_path: Path)
         assert worker.wait(timeout=300) == 1
     assert log.read_text() == "the code has changed since the suite was started; run the same command again\n"
     assert not is_done(tmp_path, stage.name)
+
+
+def test_a_model_that_is_gone_is_not_asked_of_the_hub(
+    made: tuple[Path, Plan], out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its path, relative to the stages, looks like `owner/name`."""
+    stage = made[1].stages[names(made[1], "full")[0]]
+    monkeypatch.chdir(out / "stages")
+    with pytest.raises(ParaVTError, match=f"^{stage.parent}/act: .* is gone; remove {stage.parent} and run again"):
+        run_stage(stage.name)
 
 
 def test_names_are_no_formulas() -> None:

@@ -207,6 +207,9 @@ def run_stage(name: str) -> None:
     directory = Path(name)
     made_of = json.loads((directory / "stage.json").read_text(encoding="utf-8"))
     recipe = RECIPES[made_of["kind"]].model_validate(made_of["recipe"])
+    parent, model = made_of["parent"], made_of["recipe"]["model"]
+    if parent is not None and not Path(model["path"]).is_dir():  # it looks like an id, of which the hub is asked
+        raise ParaVTError(f"{model['path']}: a finished stage's model is gone; remove {parent} and run again")
     console = Console(stderr=True)
     started = time.monotonic()
     if isinstance(recipe, SFTRecipe):

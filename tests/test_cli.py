@@ -26,7 +26,7 @@ def paravt(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="session")
 def lab_video(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("lab") / "video.mp4"
-    write_video("cli", path)
+    write_video("cli-1", path)
     return path
 
 
@@ -78,7 +78,7 @@ def test_help_lists_everything() -> None:
 
 
 def test_the_shipped_checkpoint_answers_from_parallel_crops(lab_video: Path, tmp_path: Path) -> None:
-    asked = question_of_two_scenes("cli", str(lab_video)).sample
+    asked = question_of_two_scenes("cli-1", str(lab_video)).sample
     saved = tmp_path / "episode.json"
     done = paravt("ask", lab_video, asked.question, "--json", "--save", saved)
     assert done.returncode == 0, done.stderr
@@ -87,14 +87,14 @@ def test_the_shipped_checkpoint_answers_from_parallel_crops(lab_video: Path, tmp
     assert accuracy(asked, episode["answer"]).value == 1
     assert len(episode["crops"]) >= 3
     assert {crop["turn"] for crop in episode["crops"]} == {0}  # all in one turn
-    seen = [", ".join(world("cli").visible(crop["frame_times"])) or "nothing" for crop in episode["crops"]]
+    seen = [", ".join(world("cli-1").visible(crop["frame_times"])) or "nothing" for crop in episode["crops"]]
     assert [crop["report"] for crop in episode["crops"]] == seen
     assert all(turn["strict"] for turn in episode["turns"])
     assert episode["main"]["segments"][1]["sampled"] is True
 
 
 def test_the_answer_is_printed_with_its_evidence(lab_video: Path) -> None:
-    asked = question_of_two_scenes("cli", str(lab_video)).sample
+    asked = question_of_two_scenes("cli-1", str(lab_video)).sample
     done = paravt("ask", lab_video, asked.question, "--dispatch", "sequential", "--frames", "16")
     assert done.returncode == 0, done.stderr
     assert "Answer: " in done.stdout

@@ -451,8 +451,10 @@ def test_from_published_files_to_a_trained_checkpoint(
     assert code == 0
     assert len(json.loads(shown)["images"]) == 2
     assert paravt("data", "stats", local / "list.parquet")[0] == 0
-    write_image(root / "extra.png")
-    more = [answered(image(str(root / "extra.png")), text(f"{n}?")) for n in range(2)]
+    extra = [root / f"extra-{n}.png" for n in range(40)]  # so many that either part has some, whatever their hashes are
+    for path in extra:
+        write_image(path)
+    more = [answered(image(str(path)), text("What?")) for path in extra]
     files = [local / "list.parquet", local / "mixed.jsonl", write_lines(tmp_path / "more.jsonl", more)]
     code, shown = paravt("data", "split", *files, "--out", tmp_path / "parts", "--validation", "0.2")
     assert code == 0, shown

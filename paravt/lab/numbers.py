@@ -15,7 +15,7 @@ from paravt.types import Episode
 Numbers = dict[str, float]
 """By the name of the column; what does not exist for a run is not there."""
 
-TRAINED: Mapping[str, str] = {
+_TRAINING: Mapping[str, str] = {
     "f_graded": "f_graded",
     "f_strict": "f_strict",
     "kappa": "kappa",
@@ -96,7 +96,7 @@ def training_numbers(metrics: Sequence[Mapping[str, Any]], timings: Sequence[Map
     """
     last = max(1, round(_END * len(metrics)))
     out: Numbers = {}
-    for name, source in TRAINED.items():
+    for name, source in _TRAINING.items():
         out[f"train/{name}"] = mean(row.get(source) for row in metrics)
         out[f"train/{name}/end"] = mean(row.get(source) for row in metrics[-last:])
     out["train/minutes"] = sum(row["rollout"] + row["learn"] for row in timings) / 60

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -141,9 +141,9 @@ class SuiteRecipe(Strict):
 
     @model_validator(mode="after")
     def _names_exist(self) -> SuiteRecipe:
-        def check(names: list[str | None], known: object, where: str) -> None:
+        def check(names: Iterable[str | None], known: Container[str], where: str) -> None:
             for name in names:
-                if name is not None and name not in known:  # type: ignore[operator]
+                if name is not None and name not in known:
                     raise ValueError(f"{where}: there is no {name!r}")
 
         check([self.start, *(row.model for row in self.rows.values()), *(row.start for row in self.rows.values()),
@@ -155,7 +155,7 @@ class SuiteRecipe(Strict):
         named += [one.above for one in (*self.targets, *self.criteria) if one.above is not None]
         named += [name for section in self.sections.values() for name in section.also]
         named += [*self.samples, *(name for mode in self.modes.values() for name in mode.rows or ())]
-        check([*named], self.rows, "rows")
+        check(named, self.rows, "rows")
         for name in self.models:
             self._starts(name)
         return self

@@ -82,7 +82,9 @@ def main() -> None:
     )
 
     def config(packing: bool) -> LearnerConfig:
-        return LearnerConfig(LossConfig(importance_cap=None), token_budget=args.budget, packing=packing)
+        return LearnerConfig(
+            LossConfig(importance_cap=None), token_budget=args.budget, packing=packing, share_prompts=False
+        )
 
     ways = {
         "packed": WithoutOptimizer(model, config(True)),

@@ -22,7 +22,10 @@ _SIZE = (64, 64)
 
 
 class Once(Generic[T]):
-    """A function of a path that is computed once for each, also if many threads ask at the same time."""
+    """A function of a path that is computed once for each, also if many threads ask at the same time.
+
+    What it raises is raised once; who waited for it, and who asks later, gets CancelledError.
+    """
 
     def __init__(self, function: Callable[[Path], T]) -> None:
         self._function, self._lock = function, Lock()
@@ -37,9 +40,8 @@ class Once(Generic[T]):
             return known.result()
         try:
             mine.set_result(self._function(path))
-        except BaseException as error:
-            mine.set_exception(error)  # a bug: whoever waits must hear of it
-            raise
+        finally:
+            mine.cancel()  # of no effect on a result; without one, whoever waits must not wait for ever
         return mine.result()
 
     def __len__(self) -> int:

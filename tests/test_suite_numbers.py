@@ -327,6 +327,27 @@ def test_workers_end_after_a_few_stages(tmp_path: Path, monkeypatch: pytest.Monk
     assert not any(worker.alive for worker in Instant.made)
 
 
+@pytest.mark.parametrize(("jobs", "most"), [(1, 2), (2, 2), (3, 3)])
+def test_stages_of_several_threads_do_not_share_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int, most: int
+) -> None:
+    suite, path = load_suite()
+    plan = plan_suite(suite, path, suite.modes["full"], ["vanilla", "weak-vanilla"], 2)
+    at_once = []
+
+    class Counted(Instant):
+        def run(self, stage: Stage) -> None:
+            super().run(stage)
+            at_once.append(sum(worker.stage.threads for worker in self.made if worker.stage is not None))
+
+    monkeypatch.setattr(suite_module, "_Worker", Counted)
+    monkeypatch.setattr(suite_module, "_POLL", 0.0)
+    monkeypatch.setattr(Instant, "made", [])
+    assert {stage.threads for stage in plan.stages.values()} == {1, 2}
+    assert suite_module.run_stages(plan, tmp_path, jobs, Console(quiet=True)) == {}
+    assert max(at_once) == most
+
+
 def test_the_code_is_what_it_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "paravt"
     (package / "report").mkdir(parents=True)

@@ -83,6 +83,11 @@ class Stage:
             return sum(stage.steps for stage in self.recipe.stages)
         return self.recipe.steps if isinstance(self.recipe, RLRecipe) else len(self.recipe.evaluation.budgets)
 
+    @property
+    def threads(self) -> int:
+        """That it computes with."""
+        return 1 if isinstance(self.recipe, EvaluationRecipe) else self.recipe.threads or 1
+
 
 @dataclass(frozen=True)
 class Planned:

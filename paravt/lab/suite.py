@@ -148,11 +148,15 @@ class _Suite:
         running = self.running
         waiting = [s for s in self.plan.stages.values() if s.name not in self.over and s.name not in running]
         ready = [stage for stage in waiting if stage.parent is None or stage.parent in self.done]
-        free = self.jobs - len(running)
-        if free and ready:
+        free = self.jobs - sum(self.plan.stages[name].threads for name in running)
+        if free > 0 and ready:
             chain = chains(self.plan.stages, self.left())
-            for stage in sorted(ready, key=lambda stage: -chain[stage.name])[:free]:
+            for stage in sorted(ready, key=lambda stage: -chain[stage.name]):
+                # threads that share a core wait for one another several times longer than they compute
+                if self.running and stage.threads > free:
+                    break  # later ones do not go before it: it would never find the room
                 self.start(stage)
+                free -= stage.threads
         return bool(self.running)
 
     @property

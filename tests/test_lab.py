@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from itertools import islice
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
+from paravt.errors import DataError
 from paravt.lab.factory import new_model
 from paravt.lab.teacher import Mixture, traces
 from paravt.lab.tiny import TinyShape, build_model, build_processor
@@ -52,6 +54,17 @@ async def test_the_file_and_the_memory_show_the_same(tmp_path: Path) -> None:
     for a, b in zip(from_file.present, from_memory.present, strict=True):
         assert a.time == b.time
         assert (a.pixels == b.pixels).all()
+
+
+def test_a_video_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "w.mp4"
+    monkeypatch.setattr("paravt.lab.world.picture", full)
+    with pytest.raises(DataError, match=r"w\.mp4: cannot be written: No space left"):
+        write_video("w0", path)
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_past_the_end_there_is_a_reason() -> None:

@@ -75,6 +75,17 @@ def test_running_ahead_needs_weights_for_old_tokens() -> None:
         load_recipe(RLRecipe, ROWS / "base.yaml", changes)
 
 
+def test_what_aliases_multiply_is_looked_at_once(tmp_path: Path) -> None:
+    """Forty levels, each twice the one before: nobody waits for 2 ** 40 numbers."""
+    levels = [f"l{n}: &l{n} [*l{n - 1}, *l{n - 1}]" for n in range(1, 41)]
+    (tmp_path / "a.yaml").write_text("\n".join(["l0: &l0 [1.0]", *levels]))
+    with pytest.raises(RecipeError, match="model: Field required"):
+        load_recipe(RLRecipe, tmp_path / "a.yaml")
+    (tmp_path / "a.yaml").write_text("\n".join(["l0: &l0 [.nan]", *levels]))
+    with pytest.raises(RecipeError, match=r"l0\.0: must be a finite number"):
+        load_recipe(RLRecipe, tmp_path / "a.yaml")
+
+
 def test_a_recipe_cannot_be_its_own_base(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("base: b.yaml")
     (tmp_path / "b.yaml").write_text("base: a.yaml")

@@ -223,6 +223,7 @@ def test_a_row_that_does_not_exist_is_named(suite: Path, tmp_path: Path) -> None
         ({"targets": [{"name": "n", "row": "full", "column": "f"}]}, "targets.0: give at_least"),
         ({"criteria": [{"name": "n", "column": "f"}]}, "criteria.0: give at_least"),
         ({"criteria": [{"name": "n", "column": "f", "above": "nobody"}]}, "rows: there is no 'nobody'"),
+        ({"rows": {**SUITE["rows"], "twin": {"title": "full", "model": "dose"}}}, "rows: two have the title 'full'"),
         ({"models": {**SUITE["models"], "dose": {"recipe": "sft.yaml", "start": "dose"}}}, "starts from itself"),
     ],
 )

@@ -98,9 +98,9 @@ def load_recipe(kind: type[R], path: str | Path, overrides: Sequence[str] = ()) 
     tree = _read(Path(path))
     for override in overrides:
         _override(tree, override)
-    odd = next(_not_finite(tree), None)
+    odd = next(_odd(tree, {}), None)
     if odd is not None:
-        raise RecipeError(f"{path}: {odd}: must be a finite number")
+        raise RecipeError(f"{path}: {odd}")
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
@@ -114,13 +114,23 @@ def load_recipe(kind: type[R], path: str | Path, overrides: Sequence[str] = ()) 
         raise RecipeError(f"{path}: {where}: {message}") from error
 
 
-def _not_finite(node: object, where: str = "") -> Iterator[str]:
-    """The keys of numbers that nothing can be trained with."""
+def _odd(node: object, seen: dict[int, bool], where: str = "") -> Iterator[str]:
+    """What nothing can be trained with: numbers that are not finite, by their keys, and what contains itself.
+
+    An alias of YAML is one object in several places: it is looked at once. `seen` has True for what is being looked at.
+    """
     if isinstance(node, float) and not math.isfinite(node):
-        yield where
-    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-    for key, value in items:
-        yield from _not_finite(value, f"{where}.{key}" if where else str(key))
+        yield f"{where}: must be a finite number"
+    if not isinstance(node, (dict, list)):
+        return
+    if id(node) in seen:
+        if seen[id(node)]:
+            yield "a part of it contains itself"
+        return
+    seen[id(node)] = True
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+        yield from _odd(value, seen, f"{where}.{key}" if where else str(key))
+    seen[id(node)] = False
 
 
 def _read(path: Path, inner: frozenset[Path] = frozenset()) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,23 +45,17 @@ def wrong_report(sample: Sample, seed: int, prompt: Prompt) -> str:
     return " " + draw.choice([glyph for glyph in GLYPHS if glyph not in seen])
 
 
-def run_evaluation(
-    recipe: EvaluationRecipe,
-    out: Path,
-    console: Console,
-    questions: Callable[[int, int], list[Sample]] = lab_questions,
-    reader: FrameSource | None = None,
-) -> None:
+def run_evaluation(recipe: EvaluationRecipe, out: Path, console: Console) -> None:
     """Write `out/episodes/K4.jsonl` and so on; what is there already is not played again.
 
-    `questions` gives the samples of a seed. Deterministic: the same recipe, the same episodes.
+    Deterministic: the same recipe, the same episodes.
     """
     with claim_run(out, recipe.model_dump_json(indent=1)):
         missing = [budget for budget in recipe.evaluation.budgets if not episodes_file(out, budget).exists()]
         if missing:
             model = load_model(recipe.model.path, recipe.model.dtype, recipe.model.device)
-            samples = questions(recipe.seed, recipe.evaluation.questions)
-            asyncio.run(_evaluate_all(model, reader or WorldReader(), samples, recipe, missing, out, console))
+            samples = lab_questions(recipe.seed, recipe.evaluation.questions)
+            asyncio.run(_evaluate_all(model, WorldReader(), samples, recipe, missing, out, console))
 
 
 async def _evaluate_all(

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from paravt.answers import LETTERS
 from paravt.engines.base import stable_seed
 from paravt.lab.world import CELL, GLYPHS, SCENE, SCENES, world
 from paravt.types import AnswerType, Episode, Sample
@@ -27,7 +28,6 @@ Family = Literal["what", "both", "first", "count", "odd", "when"]
 FAMILIES: Mapping[Family, float] = {"what": 2, "both": 1, "first": 1, "count": 1, "odd": 1, "when": 1}
 """The default mix."""
 _OPTIONS = 4
-_LETTERS = "ABCD"
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _sample(draw: random.Random, asked: _Asked, video: str, seed: int, path: str
         named = [glyph for glyph in asked.glyphs if glyph != asked.answer]
         wrong = (named + draw.sample(others, _OPTIONS))[: _OPTIONS - 1]
         kind, options = "choice", tuple(draw.sample([asked.answer, *wrong], _OPTIONS))
-        answer = _LETTERS[options.index(asked.answer)]
+        answer = LETTERS[options.index(asked.answer)]
     metadata = {"world": video, "family": asked.family, "windows": len(asked.scenes)}
     sample = Sample(f"{video}/{seed}", path or video, asked.text, options, answer, kind, metadata)
     return Question(sample, asked.family, asked.scenes, asked.glyphs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -156,6 +157,10 @@ class SuiteRecipe(Strict):
         named += [name for section in self.sections.values() for name in section.also]
         named += [*self.samples, *(name for mode in self.modes.values() for name in mode.rows or ())]
         check(named, self.rows, "rows")
+        titles = Counter(row.title or name for name, row in self.rows.items())
+        twice = [title for title, count in titles.items() if count > 1]
+        if twice:
+            raise ValueError(f"rows: two have the title {twice[0]!r}")
         for name in self.models:
             self._starts(name)
         return self
@@ -195,7 +200,4 @@ def recipes_directory() -> Path:
 def load_suite(path: Path | None = None) -> tuple[SuiteRecipe, Path]:
     """The suite in a file (default: the one of the package), and the file. Raises RecipeError."""
     path = path or recipes_directory() / "lab" / "suite.yaml"
-    try:
-        return load_recipe(SuiteRecipe, path), path
-    except RecursionError:  # an alias of YAML that is inside of what it stands for
-        raise RecipeError(f"{path}: a part of it contains itself") from None
+    return load_recipe(SuiteRecipe, path), path

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paravt.agent import EpisodeConfig, run_episode
+from paravt.answers import LETTERS
 from paravt.chat import TokenChat, text_message, timestamp
 from paravt.engines.base import stable_seed
 from paravt.engines.scripted import ScriptedEngine, Step
@@ -35,7 +36,6 @@ from paravt.video import overview_times, window_times
 
 Kind = Literal["parallel", "direct", "sequential", "none", "crop", "look", "conclude"]
 Style = Literal["clean", "plain", "sloppy"]
-_LETTERS = "ABCD"
 
 
 @dataclass(frozen=True)
@@ -160,9 +160,9 @@ def _ending(asked: Question, seen: Sequence[str | None], draw: random.Random, ma
     if asked.sample.options:
         # one option after the other until it is the right one: easier for a small model than finding its letter
         at = asked.sample.options.index(answer)
-        walked = zip(_LETTERS, asked.sample.options[: at + 1], strict=False)
+        walked = zip(LETTERS, asked.sample.options[: at + 1], strict=False)
         text += f" {answer}: " + ", ".join(f"{letter} {option}" for letter, option in walked) + "."
-        answer = _LETTERS[at]
+        answer = LETTERS[at]
     text += "\n</think>\n" if draw.random() < manner.think_closed else "\n"
     tags = draw.random()
     if tags < manner.answer_closed:
@@ -240,7 +240,7 @@ def conclusions(chat: TokenChat, mixture: Mixture, video: str, draw: random.Rand
     for number in range(mixture.questions):
         asked = question(f"{video}-{number}", 0, families=mixture.families or FAMILIES, choice=mixture.choice)
         sample = asked.sample
-        options = [f"{letter}. {text}" for letter, text in zip(_LETTERS, sample.options, strict=False)]
+        options = [f"{letter}. {text}" for letter, text in zip(LETTERS, sample.options, strict=False)]
         message = text_message("user", "\n".join([f"Question: {sample.question}", *options]))
         trace = trace.append(chat.reply([message], closed=True) if number else chat.open([message]))
         seen = [world(asked.sample.video).events[scene].shows for scene in asked.scenes]

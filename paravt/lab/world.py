@@ -20,7 +20,7 @@ import av
 import numpy as np
 
 from paravt.engines.base import stable_seed
-from paravt.errors import VideoError
+from paravt.errors import DataError, VideoError
 from paravt.types import Frame
 from paravt.video import Frames, VideoInfo
 
@@ -137,12 +137,19 @@ def world(name: str) -> World:
 
 
 def write_video(name: str, path: str | Path) -> None:
-    """Write the video as a lossless H.264 mp4 file. Raises VideoError if the file cannot be written."""
+    """Write the video as a lossless H.264 mp4 file. Raises DataError if the file cannot be written."""
+    partial = Path(path).with_name(f".{Path(path).name}.partial")  # nobody finds half of a video
     try:
-        opened = av.open(str(path), "w", format="mp4")
+        _write_mp4(name, partial)
+        partial.replace(path)
     except OSError as error:
-        raise VideoError(path, f"cannot be written: {error.strerror or error}") from error
-    with opened as container:
+        raise DataError(f"{path}: cannot be written: {error.strerror or error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _write_mp4(name: str, path: Path) -> None:
+    with av.open(str(path), "w", format="mp4") as container:
         stream = container.add_stream("libx264rgb", rate=FPS, options={"qp": "0", "preset": "veryfast", "g": "16"})
         stream.width = stream.height = SIDE
         stream.pix_fmt = "rgb24"

@@ -1,9 +1,8 @@
 """What a step of reinforcement learning takes: tokens, multiplications, bytes and seconds, as pure functions.
 
-A FLOP is one multiplication or one addition, so a weight that a token goes through costs 2. Only matrix products are
-counted. Sizes in bytes, times in seconds. What is counted is exact for a given amount of work; how much work a step is
-depends on how episodes go (`Behaviour`), and how fast it is done on the efficiencies of the hardware: both are guesses
-that a user can replace. docs/plan.md derives the formulas.
+A FLOP is one multiplication or one addition, so a weight that a token goes through costs 2; only products of matrices
+are counted. How much work a step is depends on how episodes go (`Behaviour`), and its time on the shares of the peaks
+that are reached (`Hardware`): both are guesses, which a user can replace. docs/plan.md says more.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 OPERATORS = {2: 77, 4: 49}
 """That a layer of the text model calls in a decoding pass of the local engine, by bytes of a number."""
@@ -105,19 +104,21 @@ def training_flops(
 
     Backward costs 2 for each weight and token for the gradient of what came in, and 2 for that of the weight; of
     attention 2.5 times the forward pass, as flash attention computes the scores again (Dao 2023, section 4.1).
-    Patches have no gradient. `checkpointing` runs layers and blocks forward once more; so does `head_again` with the
-    head, which is on whenever more tokens are scored than fit one chunk of logits.
+    Patches have no gradient. `checkpointing` runs layers and blocks forward once more, up to their last matrix, whose
+    result nobody needs; `head_again` the head, which is so if more tokens are scored than fit one chunk of logits.
     """
-    again = 1 if checkpointing else 0
     forward = forward_flops(shape, work)
     blocks, embedding = 2 * shape.block_weights * work.patches, 2 * shape.embedding_weights * work.patches
     mergers = forward.vision - blocks - embedding
+    last = 0 if adapters else 2 * shape.layers * shape.hidden * shape.feed_forward * work.tokens
+    vision_last = 2 * shape.vision_layers * shape.vision_hidden * shape.vision_feed_forward * work.patches
+    again = 1 if checkpointing else 0
     trained = 2 * adapters * work.tokens
     return Flops(
-        text=((2 if adapters else 3) + again) * forward.text + (3 + again) * trained,
+        text=(2 if adapters else 3) * forward.text + again * (forward.text - last) + (3 + again) * trained,
         attention=(3.5 + again) * forward.attention,
         head=(2 if adapters else 3) * forward.head + (forward.head if head_again else 0),
-        vision=forward.vision if adapters else (3 + again) * blocks + 2 * embedding + 3 * mergers,
+        vision=forward.vision if adapters else 3 * (blocks + mergers) + 2 * embedding + again * (blocks - vision_last),
         vision_attention=(1 if adapters else 3.5 + again) * forward.vision_attention,
     )
 
@@ -126,20 +127,19 @@ def activation_bytes(shape: Shape, size: int, tokens: float, patches: float, *, 
     """What the backward pass of `tokens` and of `patches` that are trained on keeps, with numbers of `size` bytes (4
     or 2), without the logits.
 
-    Per token and layer: what goes into and out of each norm, rotated queries and keys, values, attention's output, and
-    four of the feed-forward part. In 16 bits a norm of the text model keeps its input in 32 bits, and its output before
-    the weight too. With checkpointing only what goes into each layer is kept, and all of one layer at a time.
+    Per token and layer: what goes into each norm, in 32 bits, and what comes out before and after its weight; rotated
+    queries and keys, values, attention's output, and four of the feed-forward part. With checkpointing only what goes
+    into each layer is kept, and all of one layer at a time.
     """
-    norm = size if size == 4 else 4 + size  # beside its output
+    norm = 4 + size  # beside its output
     attended = (norm + 2 * size) * shape.queries + (norm + size) * shape.keys + size * shape.keys
     layer = tokens * (2 * (norm + size) * shape.hidden + attended + 4 * size * shape.feed_forward)
     block = patches * size * (10 * shape.vision_hidden + 2 * shape.vision_feed_forward)
-    mergers = 4 * size * shape.mergers * shape.vision_hidden * patches
-    pixels = size * patches * shape.embedding_weights / shape.vision_hidden
+    rest = size * patches * (4 * shape.mergers * shape.vision_hidden + shape.embedding_weights / shape.vision_hidden)
     if not checkpointing:
-        return shape.layers * layer + shape.vision_layers * block + mergers + pixels
+        return shape.layers * layer + shape.vision_layers * block + rest
     inputs = size * (shape.layers * shape.hidden * tokens + shape.vision_layers * shape.vision_hidden * patches)
-    return inputs + max(layer, block) + mergers + pixels
+    return inputs + max(layer, block) + rest
 
 
 def logits_bytes(shape: Shape, chunk: int = 512) -> int:
@@ -248,10 +248,8 @@ def mean_work(works: Sequence[Work], shares: Sequence[float]) -> Work:
 # ---------------------------------------------------------------------- how long it takes
 
 
-class Hardware(BaseModel):
+class Hardware(BaseModel, extra="forbid", frozen=True):
     """One accelerator. Peaks as published, without sparsity; of them the shares that are reached."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     memory: float = Field(gt=0)
     """Bytes."""

@@ -18,7 +18,7 @@ from paravt.terminal import printable, say
 if TYPE_CHECKING:
     from paravt.step_plan import Entry, Plan
 
-_UNITS = {"bytes": ("GB", 1e9), "FLOP": ("TFLOP", 1e12), "s": ("s", 1), "h": ("h", 1), "tokens": ("tokens", 1)}
+_PREFIXES = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 
 
 def plan(
@@ -92,6 +92,8 @@ def show(console: Console, made: Plan, hardware: str) -> None:
 
 
 def amount(entry: Entry) -> str:
-    name, scale = _UNITS.get(entry.unit, ("", 1))
-    value = entry.value / scale
-    return f"{value:,.0f} {name}".strip() if value >= 1000 or value == int(value) else f"{value:,.3g} {name}".strip()
+    value, unit = entry.value, entry.unit
+    if entry.unit in ("bytes", "FLOP"):
+        prefix, scale = next(((p, s) for p, s in _PREFIXES if value >= s), ("", 1.0))
+        value, unit = value / scale, f"{prefix}{'B' if entry.unit == 'bytes' else 'FLOP'}"
+    return f"{value:,.0f} {unit}".strip() if value >= 1000 or value == int(value) else f"{value:.3g} {unit}".strip()

@@ -31,6 +31,7 @@ from paravt.engines.base import Completion, Prompt, Sampling
 from paravt.engines.local import LocalEngine
 from paravt.lab.tiny import TinyShape, build_model, build_processor, train_tokenizer
 from paravt.learner import Learner, LearnerConfig
+from paravt.models import QwenVL
 from paravt.plan import (
     OPERATORS,
     Behaviour,
@@ -145,7 +146,7 @@ def main() -> None:
 
     work = learner_work(GROUP, FRAMES, patches, long, HOW, token_budget=config.token_budget, subagents=True)
     flops = training_flops(shape, work, checkpointing=False).total
-    learner = Learner(model, config)
+    learner = Learner(QwenVL(model.module, model.processor), config)
     weights = token_mean(rows)
     fed = learner.step(rows, weights).packed_tokens
     print(f"\nlearner: {len(rows)} rows, {work.tokens:,.0f} tokens planned, {fed:,} fed")

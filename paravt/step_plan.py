@@ -207,6 +207,10 @@ def make_plan(
     frame_tokens = model.frame_pixels // (vision.patch_size * vision.spatial_merge_size) ** 2
     how = _within(how, recipe)
     budgets = _budgets(recipe, model.texts, frame_tokens, frame_tokens * shape.patches, how)
+    if servers:  # they let requests wait that have no room
+        room = USABLE * hardware.memory - whole * size / placed.split
+        one = _cached(shape, size, replace(placed, playing=1), how, budgets)
+        placed = replace(placed, playing=max(1, min(placed.playing, int(room / one))))
 
     memory, peak = _memory(recipe, run, shape, size, placed, how, budgets, apart=bool(servers))
     parts = {

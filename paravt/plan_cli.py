@@ -92,7 +92,7 @@ def show(console: Console, made: Plan, hardware: str) -> None:
 
 
 def amount(entry: Entry) -> str:
-    value, unit = entry.value, entry.unit
+    value, unit = entry.value, str(entry.unit)
     if entry.unit in ("bytes", "FLOP"):
         prefix, scale = next(((p, s) for p, s in _PREFIXES if value >= s), ("", 1.0))
         value, unit = value / scale, f"{prefix}{'B' if entry.unit == 'bytes' else 'FLOP'}"

@@ -18,8 +18,9 @@ from paravt.episode_config import EpisodeConfig
 from paravt.errors import ModelError, RecipeError
 from paravt.learner import add_adapters, sharded_blocks
 from paravt.models.hub import find_model
+from paravt.plan import Shape, activation_bytes, key_value_bytes
 
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _TRAINED = 4
 """Bytes of a trained parameter: others are refused, but as copies that shards are gathered in."""
 
@@ -54,7 +55,7 @@ class Memory:
     gathered: int
     """The root and two blocks, whole, while they run."""
     activations: int
-    """Of one microbatch of `token_budget` tokens; an estimate, see `learner_memory`."""
+    """Of one microbatch of `token_budget` tokens, if all are of frames; an estimate, see `plan.activation_bytes`."""
 
     @property
     def total(self) -> int:
@@ -107,13 +108,42 @@ def skeleton(path: str) -> Any:
     """
     cached = find_model(path)
     try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=cached)
-        saved = config.dtype or config.get_text_config().dtype or torch.float32
-        with torch.device("meta"):
-            return AutoModelForImageTextToText.from_config(config, dtype=saved)
+        return empty_model(AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=cached))
     except (OSError, ValueError, KeyError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(f"{path}: no configuration of a model: {reason}") from error
+
+
+def empty_model(config: Any) -> Any:
+    """The model of a configuration on the meta device, in the dtype that it says (or float32)."""
+    saved = config.dtype or config.get_text_config().dtype or torch.float32
+    with torch.device("meta"):
+        return AutoModelForImageTextToText.from_config(config, dtype=saved)
+
+
+def shape_of(module: Any) -> Shape:
+    """Of a model without adapters."""
+    config, visual = module.config, module.model.visual
+    text, vision = config.text_config, config.vision_config
+    mergers = [visual.merger, *getattr(visual, "deepstack_merger_list", [])]
+    head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return Shape(
+        hidden=text.hidden_size,
+        layers=text.num_hidden_layers,
+        queries=text.num_attention_heads * head,
+        keys=text.num_key_value_heads * head,
+        feed_forward=text.intermediate_size,
+        vocabulary=module.lm_head.weight.shape[0],
+        layer_weights=_matrices(module.model.language_model.layers),
+        vision_hidden=vision.hidden_size,
+        vision_layers=vision.depth,
+        vision_feed_forward=vision.intermediate_size,
+        embedding_weights=visual.patch_embed.proj.weight.numel(),
+        block_weights=_matrices(visual.blocks),
+        merger_weights=sum(map(_matrices, mergers)),
+        mergers=len(mergers),
+        patches=vision.spatial_merge_size**2,
+    )
 
 
 def dtype_name(module: Any, model: PretrainedModel) -> str:
@@ -121,30 +151,23 @@ def dtype_name(module: Any, model: PretrainedModel) -> str:
     if model.dtype != "auto":
         return model.dtype
     name = str(module.dtype).removeprefix("torch.")
-    if name not in _BYTES:
-        raise ModelError(f"{model.path}: saved as {name}; set model.dtype: {', '.join(_BYTES)}")
+    if name not in BYTES:
+        raise ModelError(f"{model.path}: saved as {name}; set model.dtype: {', '.join(BYTES)}")
     return name
 
 
 def learner_memory(module: Any, dtype: str, recipe: RLRecipe | SFTRecipe, *, reference: bool, ranks: int) -> Memory:
-    """Of `module`, whose weights are `dtype`, and which gets the adapters of the recipe.
-
-    Activations follow Korthikanti et al. 2022 (eq. 2 without the attention matrix, which is never stored): 34 bytes
-    per token, layer and hidden unit in 16 bits, or the layer's input and one whole layer with checkpointing.
-    """
-    text = module.config.text_config
+    """Of `module`, whose weights are `dtype`, and which gets the adapters of the recipe."""
+    shape = shape_of(module)
     if recipe.lora is not None:
         add_adapters(module, recipe.lora, keep_dtype=True)
     plan = _plan(module)
     *blocks, root = plan
     shares = [(_share(p, ranks), p.requires_grad) for p in module.parameters()]
     shard, trained = sum(share for share, _ in shares), sum(share for share, grad in shares if grad)
-    size = _BYTES[dtype]
+    size = BYTES[dtype]
     held = _TRAINED if ranks > 1 else size  # what is frozen
-    per_layer = 34 * size // 2 * text.hidden_size * recipe.token_budget
-    activations = text.num_hidden_layers * per_layer
-    if recipe.activation_checkpointing:
-        activations = per_layer + text.num_hidden_layers * size * text.hidden_size * recipe.token_budget
+    seen = any(p.requires_grad for p in module.model.visual.parameters())
     return Memory(
         ranks=ranks,
         parameters=_count(module),
@@ -156,14 +179,23 @@ def learner_memory(module: Any, dtype: str, recipe: RLRecipe | SFTRecipe, *, ref
         optimizer=2 * trained * _TRAINED,
         reference=shard * held if reference and recipe.lora is None else 0,
         gathered=(root.parameters + 2 * max(block.parameters for block in blocks)) * size if ranks > 1 else 0,
-        activations=activations,
+        activations=round(
+            activation_bytes(
+                shape,
+                size,
+                recipe.token_budget,
+                recipe.token_budget * shape.patches if seen else 0,
+                checkpointing=recipe.activation_checkpointing,
+            )
+        ),
     )
 
 
-def estimate(recipe: RLRecipe, ranks: int = 1) -> DryRun:
-    """Of reinforcement learning. Raises ModelError without a configuration of the model, RecipeError for what one
-    process would refuse to train."""
-    module = skeleton(recipe.model.path)
+def estimate(recipe: RLRecipe, ranks: int = 1, module: Any = None) -> DryRun:
+    """Of reinforcement learning, with another model if a skeleton is given, which then gets the recipe's adapters.
+    Raises ModelError without a configuration of the model, RecipeError for what one process would refuse to train."""
+    module = skeleton(recipe.model.path) if module is None else module
+    shape = shape_of(module)
     dtype = dtype_name(module, recipe.model)
     check_precision(dtype, adapters=recipe.lora is not None, processes=ranks)
     memory = learner_memory(module, dtype, recipe, reference=bool(recipe.loss.kl_coef), ranks=ranks)
@@ -172,11 +204,9 @@ def estimate(recipe: RLRecipe, ranks: int = 1) -> DryRun:
     rollout, episode = recipe.rollout, recipe.episode
     episodes = rollout.prompts * rollout.group_size
     fewest, most = rollout.prompts // ranks, -(-rollout.prompts // ranks)
-    head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     context = min(episode.max_context_tokens, text.max_position_embeddings)
-    size = _BYTES[dtype]
+    size = BYTES[dtype]
     played = rollout.prompts * (1 + min(rollout.max_staleness, recipe.steps - 1))  # at a time, in all processes
-    token = 2 * text.num_hidden_layers * text.num_key_value_heads * head * size
     return DryRun(
         **_fields(memory),
         prompts=(fewest, most),
@@ -185,7 +215,9 @@ def estimate(recipe: RLRecipe, ranks: int = 1) -> DryRun:
         most_tokens=episodes * (1 + rollout.max_refills) * context,
         steps=recipe.steps,
         engine=(memory.parameters - adapters) * size if ranks > 1 or rollout.max_staleness else 0,
-        key_values=min(-(-played // ranks) * rollout.group_size, rollout.max_concurrent) * context * token,
+        key_values=min(-(-played // ranks) * rollout.group_size, rollout.max_concurrent)
+        * context
+        * key_value_bytes(shape, size),
     )
 
 
@@ -206,7 +238,7 @@ def estimate_sft(recipe: SFTRecipe, ranks: int = 1) -> SFTDryRun:
     return SFTDryRun(
         **_fields(memory),
         stages=tuple((stage.name, stage.steps, stage.batch_size) for stage in recipe.stages),
-        player=(memory.parameters - (memory.trained if recipe.lora else 0)) * _BYTES[dtype] if played else 0,
+        player=(memory.parameters - (memory.trained if recipe.lora else 0)) * BYTES[dtype] if played else 0,
     )
 
 
@@ -224,6 +256,11 @@ def _plan(module: Any) -> tuple[Wrapped, ...]:
 
 def _count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _matrices(module: nn.Module) -> int:
+    """Weights of linear layers."""
+    return sum(part.weight.numel() for part in module.modules() if isinstance(part, nn.Linear))
 
 
 def _share(parameter: Tensor, ranks: int) -> int:

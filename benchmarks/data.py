@@ -37,11 +37,11 @@ import numpy as np
 import torch
 
 from paravt.ask import shipped_model
-from paravt.data.batches import Prefetch, batches
-from paravt.data.rows import RowSource, RowStream
-from paravt.data.tables import open_groups
-from paravt.data.traces import RowConfig, TraceBuilder
+from paravt.config import MessageFiles
 from paravt.models import QwenVL, load_model
+from paravt.ranks import Ranks
+from paravt.sft_batches import Batches
+from paravt.sft_rows import Corpus
 from paravt.video import FrameReader, frame_size
 
 WIDTH, HEIGHT, FPS, GOP = 640, 360, 25, 250
@@ -100,24 +100,28 @@ def plain_row(model: QwenVL, row: dict[str, Any], size: tuple[int, int]) -> dict
 
 
 class Ours:
-    """Batches as `paravt sft` has them, their pixels prepared where the learner prepares them: in the step."""
+    """The batches of `paravt sft`, their pixels prepared where the learner prepares them: in the step."""
 
     def __init__(self, model: QwenVL, path: Path, size: int, workers: int) -> None:
-        self.reader, self.model = FrameReader(workers=workers), model
-        stream = RowStream([RowSource(open_groups(path), 0, ("messages",))], [1.0], 0)
-        builder = TraceBuilder(load_model(shipped_model()).chat, self.reader, RowConfig(max_pixels=PIXELS))
-        builder.chat.max_pixels = PIXELS
-        self.ahead = Prefetch(batches(stream, builder, size, workers), 2)
+        data = MessageFiles(kind="messages", files=(str(path),), max_frames=FRAMES, max_pixels=PIXELS, workers=workers)
+        corpus = Corpus(data, 0)
+        self.model, self.size, self.waited = model, size, 0.0
+        self.reader = FrameReader(workers=workers)
+        builder = corpus.builder(model, self.reader)
+        builder.chat.max_pixels = PIXELS  # the small model's own limit is lower
+        self.rows = Batches(corpus.stream(), builder, Ranks(), workers, data.prefetch * size)
 
     def batch(self) -> int:
-        traces = self.ahead.take().traces
-        for trace in traces:
+        """`waited` grows by what a run of `paravt sft` calls `data_wait`."""
+        batch = self.rows.take(self.size)
+        self.waited += batch.waited
+        for trace in batch.mine:
             np.array(trace.ids), np.array(trace.loss_mask)
             self.model.pixel_inputs(trace.images)
-        return len(traces)
+        return batch.rows
 
     def close(self) -> None:
-        self.ahead.close()
+        self.rows.close()
         self.reader.close()
 
 
@@ -129,15 +133,16 @@ def measured(work: Callable[[], int], count: int) -> tuple[float, float]:
     return (time.perf_counter() - wall) / done, (time.process_time() - cpu) / done
 
 
-def waiting(step: Callable[[], Any], device: float, batches_: int) -> float:
-    """The share of time that a device which computes for `device` seconds a batch waits for the next one."""
+def waiting(step: Callable[[], Any], device: float, batches: int) -> tuple[float, float]:
+    """(share of the time that a device which computes for `device` seconds a batch waits for the next one, seconds)."""
     waited, started = 0.0, time.perf_counter()
-    for _ in range(batches_):
+    for _ in range(batches):
         before = time.perf_counter()
         step()
         waited += time.perf_counter() - before
         time.sleep(device)
-    return waited / (time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    return waited / seconds, seconds
 
 
 def main() -> None:
@@ -199,11 +204,16 @@ def main() -> None:
         count = max(2, 2 * args.rows // args.batch)
         ours = Ours(model, directory / "rows.jsonl", args.batch, args.workers)
         ours.batch()
-        line = f"device {device:.2f} s a batch of {args.batch}: ours waits {waiting(ours.batch, device, count):.0%}"
+        ours.waited = 0.0
+        share, seconds = waiting(ours.batch, device, count)
+        line = (
+            f"device {device:.2f} s a batch of {args.batch}: ours waits {share:.0%} of the time"
+            f" ({ours.waited / seconds:.0%} for rows, which is the `data_wait_share` of a run; the rest for pixels)"
+        )
         ours.close()
         if backend is not None:
-            share = waiting(lambda: [plain() for _ in range(args.batch)], device, count)
-            line += f", the plain way {share:.0%} of the time"
+            share, _ = waiting(lambda: [plain() for _ in range(args.batch)], device, count)
+            line += f", the plain way {share:.0%}"
         print(line)
 
 

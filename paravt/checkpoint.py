@@ -155,12 +155,12 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def check_room(out: Path, learner: Learner, keep: int) -> None:
-    """Raises RecipeError if the disk cannot hold the checkpoints that a run has still to write beside those that are
-    there, or `out` cannot be written to."""
+def check_room(out: Path, checkpoints: Path, learner: Learner, keep: int) -> None:
+    """Raises RecipeError if the disk cannot hold what a run has still to write beside the `checkpoints` that are there,
+    or `out` cannot be written to."""
     model = sum(p.numel() * p.element_size() for p in learner.scorer.parameters())
     trained = sum(p.numel() * p.element_size() for p in learner.scorer.parameters() if p.requires_grad)
-    more = max(1, keep + 1 - len(complete_checkpoints(out / "checkpoints")))  # one too many for a moment
+    more = max(1, keep + 1 - len(complete_checkpoints(checkpoints)))  # one too many for a moment
     needed = more * (model + 3 * trained)  # weights; trained ones again, with the two moments of Adam
     probe = out / ".writable"
     try:

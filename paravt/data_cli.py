@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -29,6 +30,7 @@ _Model = Annotated[
     str | None, typer.Option(help="A checkpoint whose tokenizer and template are used: a directory or a hub id.")
 ]
 _Frames = Annotated[int, typer.Option(min=1, help="K, the overview frames of a question.")]
+_Fps = Annotated[float, typer.Option(min=0.001, help="Frames per second of a video whose row says nothing else.")]
 _MaxFrames = Annotated[int, typer.Option(min=1, help="Of one video of a conversation.")]
 _MaxPixels = Annotated[int, typer.Option(min=1024, help="Of a frame or an image.")]
 _System = Annotated[str | None, typer.Option(help="The system turn of conversations that have none.")]
@@ -67,6 +69,7 @@ def check(
     ] = True,
     workers: Annotated[int | None, typer.Option(min=1, help="Threads. Default: the number of cores.")] = None,
     faults: Annotated[Path | None, typer.Option(help="Write a line of JSON for every fault to this file.")] = None,
+    fps: _Fps = 1.0,
     max_frames: _MaxFrames = 64,
     max_pixels: _MaxPixels = 50_176,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="More are a fault. Default: the model's limit.")] = None,
@@ -84,11 +87,20 @@ def check(
 
     if max_tokens is not None and model is None:
         raise typer.BadParameter("--max-tokens needs --model, whose tokens they are")
-    config = _config(root, system, max_frames, max_pixels, max_tokens)
-    found: list[Fault] = []
+    config = _config(root, system, fps, max_frames, max_pixels, max_tokens)
     console = Console(stderr=True)
-    with console.status("looking at rows") as status:
-        looked = 0
+    with ExitStack() as stack:
+        report: IO[str] | None = None
+        if faults is not None:  # before anything is looked at: it may take hours
+            report = stack.enter_context(stack.enter_context(whole_file(faults)).open("w", encoding="utf-8"))
+        status = stack.enter_context(console.status("looking at rows"))
+        found = looked = 0
+
+        def on_fault(fault: Fault) -> None:
+            nonlocal found
+            found += 1
+            if report is not None:
+                report.write(json.dumps(asdict(fault)) + "\n")
 
         def on_row() -> None:
             nonlocal looked
@@ -98,12 +110,8 @@ def check(
 
         chat = None if model is None else _chat(model)
         checks = check_files(
-            files, config, frames=frames, workers=workers, decode=decode, chat=chat, on_fault=found.append,
-            on_row=on_row,
+            files, config, frames=frames, workers=workers, decode=decode, chat=chat, on_fault=on_fault, on_row=on_row
         )  # fmt: skip
-    if faults is not None:
-        with whole_file(faults) as partial, partial.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(asdict(fault)) + "\n" for fault in found)
     if as_json:
         for one in checks:
             sys.stdout.write(json.dumps(one.to_dict()) + "\n")
@@ -135,6 +143,7 @@ def show(
     root: _Root = None,
     model: _Model = None,
     frames: _Frames = 64,
+    fps: _Fps = 1.0,
     max_frames: _MaxFrames = 64,
     max_pixels: _MaxPixels = 50_176,
     system: _System = None,
@@ -154,9 +163,10 @@ def show(
 
         _say("rendered for the small model of the package; --model renders for another one")
     chat = _chat(model or str(shipped_model()))
+    config = _config(root, system, fps, max_frames, max_pixels)
     reader = FrameReader(workers=1)
     try:
-        shown = show_row(file, row, TraceBuilder(chat, reader, _config(root, system, max_frames, max_pixels)), frames)
+        shown = show_row(file, row, TraceBuilder(chat, reader, config), frames)
     finally:
         reader.close()
     if as_json:
@@ -183,15 +193,15 @@ def split(
         raise typer.BadParameter("--validation must be between 0 and 1")
     done = split_files(files, out, validation, seed, root)
     for part, count in done.rows.items():
-        typer.echo(f"{out / part}: {count} rows with {done.media.get(part, 0)} videos and images")
+        typer.echo(f"{out / part}: {count} rows with {done.media[part]} videos and images")
 
 
 def _config(
-    root: Path | None, system: str | None, max_frames: int, max_pixels: int, max_tokens: int | None = None
+    root: Path | None, system: str | None, fps: float, max_frames: int, max_pixels: int, max_tokens: int | None = None
 ) -> RowConfig:
     from paravt.data.traces import RowConfig
 
-    return RowConfig(root, system, max_frames=max_frames, max_pixels=max_pixels, max_tokens=max_tokens)
+    return RowConfig(root, system, fps, max_frames, max_pixels, max_tokens)
 
 
 def _console() -> Console:

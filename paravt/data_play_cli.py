@@ -172,8 +172,8 @@ def difficulty(
     from paravt.video import FrameReader
 
     budgets = [int(name) for part in frames.split(",") if (name := part.strip()).isdigit() and int(name) > 0]
-    if not budgets or len(budgets) != len(frames.split(",")):
-        raise typer.BadParameter(f"--frames {frames}: numbers above 0, separated by commas")
+    if not budgets or len(set(budgets)) != len(frames.split(",")):
+        raise typer.BadParameter(f"--frames {frames}: different numbers above 0, separated by commas")
     first = find_files(questions)[0]
     target = out or first.with_name(f"{first.stem}.difficulty.jsonl")
     asked, console = _questions(questions, root), Console(stderr=True)

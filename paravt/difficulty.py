@@ -13,7 +13,7 @@ from typing import Any
 
 from paravt.agent import EpisodeConfig
 from paravt.data import Draw
-from paravt.data.difficulty import Difficulty, fingerprint
+from paravt.data.difficulty import Difficulty, fingerprint, measurement
 from paravt.data.journal import Journal
 from paravt.engines.base import Engine
 from paravt.errors import DataError, RecipeError
@@ -69,8 +69,9 @@ async def measure(
                 raise RecipeError(
                     f"{out}:{number}: measured with another policy or other settings; choose another --out"
                 )
-            if row["samples"]:  # what failed is played again
-                known[row["id"], row["sample"], row["frames"]] = Difficulty(**row)
+            found = measurement(row, out, number)
+            if found.samples:  # what failed is played again
+                known[found.id, found.sample, found.frames] = found
         wanted = [(sample, budget) for sample in questions for budget in config.budgets
                   if (sample.id, fingerprint(sample), budget) not in known]  # fmt: skip
         rollouts = {
@@ -128,9 +129,9 @@ async def measure(
                 task.cancel()
         if lost and not alive:
             raise DataError(f"no episode could be scored: {lost[0]}")
-    found = known | {(done.id, done.sample, done.frames): done for done in measured}
+    all_of = known | {(done.id, done.sample, done.frames): done for done in measured}
     keys = ((sample.id, fingerprint(sample), budget) for sample in questions for budget in config.budgets)
-    return [found[key] for key in keys]
+    return [all_of[key] for key in keys]
 
 
 def _reason(group: Group) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -367,7 +368,9 @@ def add_adapters(module: Any, lora: LoRA, *, keep_dtype: bool) -> Any:
         target_modules=rf".*language_model\..*\.({names})",
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(module, config, adapter_name=_ADAPTER, autocast_adapter_dtype=not keep_dtype)
+    with warnings.catch_warnings():  # peft asks transformers for something by its old name
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+        return get_peft_model(module, config, adapter_name=_ADAPTER, autocast_adapter_dtype=not keep_dtype)
 
 
 def _merged(module: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from paravt.files import write_whole
+from paravt.files import add_line, write_whole
 from paravt.learner import StepMetrics
 from paravt.rewards import logged, turn_kinds
 from paravt.rollout import Group
@@ -96,8 +96,7 @@ class MetricsFile:
 
     def add(self, step: int, values: dict[str, float]) -> None:
         row = {"step": step, **{name: value if math.isfinite(value) else None for name, value in values.items()}}
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        add_line(self.path, json.dumps(row))
 
     def cut(self, last_step: int) -> list[dict[str, Any]]:
         """Drop what comes after a step, a line that was cut off included: a resumed run writes it again. What stays."""

@@ -171,4 +171,4 @@ class _Run:
             self.sampler.accuracies = {int(budget): value for budget, value in run["accuracies"].items()}
             self.console.print(f"going on from {chosen}")
         if self.ranks.first:
-            check_room(self.out, self.learner, self.recipe.keep_checkpoints)
+            check_room(self.out, self.out / "checkpoints", self.learner, self.recipe.keep_checkpoints)

@@ -16,6 +16,7 @@ from rich.console import Console
 from paravt.config import MessageFiles, PretrainedModel, SFTRecipe, check_precision
 from paravt.engines.base import stable_seed
 from paravt.errors import RecipeError
+from paravt.files import write_whole
 from paravt.models import QwenVL, load_model
 from paravt.provenance import claim_run
 from paravt.ranks import Ranks
@@ -79,7 +80,7 @@ def run_sft(
                 if ranks.first:
                     unfinished.rename(target)
             if ranks.first:
-                (out / "last.txt").write_text(stage.name + "\n", encoding="utf-8")
+                write_whole(out / "last.txt", stage.name + "\n")
                 shutil.rmtree(out / "checkpoints" / stage.name, ignore_errors=True)
             ranks.exchange(None)  # nobody reads what is not written yet
 

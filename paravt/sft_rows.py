@@ -94,7 +94,7 @@ def train_on_rows(
     saved: dict[str, Any] = load_checkpoint(found, learner) if found is not None else {}
     metrics, timings = MetricsFile(out / f"{stage.name}.jsonl"), MetricsFile(out / f"{stage.name}.timings.jsonl")
     if ranks.first:
-        check_room(out, learner, recipe.keep_checkpoints)
+        check_room(out, checkpoints, learner, recipe.keep_checkpoints)
         for file in (metrics, timings):
             file.cut(learner.steps)
     progress.update(learner.steps)
@@ -108,9 +108,10 @@ def train_on_rows(
             batch = rows.take(stage.batch_size)
             step = supervised_step(learner, batch.mine, batch.tokens)
             values = _values(step) | {f"skipped/{reason}": float(n) for reason, n in sorted(batch.skipped.items())}
-            if data.validation and step.step % data.validation.every == 0:
+            last = step.step == stage.steps
+            if data.validation and (last or step.step % data.validation.every == 0):
                 values |= validate(learner, corpus, reader, stage.batch_size, ranks)
-            if data.episodes and step.step % data.episodes.every == 0:
+            if data.episodes and (last or step.step % data.episodes.every == 0):
                 weights = learner.weights(dtype) if copied else None
                 seed = recipe.seed
                 played = play_episodes(player, corpus.samples, data.episodes, reader, seed, step.step, ranks, weights)
@@ -121,7 +122,7 @@ def train_on_rows(
                 metrics.add(step.step, values)
                 timings.add(step.step, spent)
             progress.say(step.step, values | spent)
-            if step.step % recipe.checkpoint_every == 0 and step.step < stage.steps:
+            if step.step % recipe.checkpoint_every == 0 and not last:
                 save_checkpoint(checkpoints, learner, batch.to_dict(), recipe.keep_checkpoints)
     finally:
         rows.close()

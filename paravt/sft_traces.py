@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 from paravt.config import SFTRecipe, Stage, check_precision
+from paravt.files import add_line
 from paravt.models import QwenVL
 from paravt.optim import learning_rate
 from paravt.sft_progress import StageProgress
@@ -103,7 +104,6 @@ def train_on_traces(
                 "grad_norm": round(norm.item(), 3),
                 "seconds": round(time.monotonic() - started, 1),
             }
-            with metrics.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"stage": stage.name, "step": step + 1, **values}) + "\n")
+            add_line(metrics, json.dumps({"stage": stage.name, "step": step + 1, **values}))
             progress.say(step + 1, values)
     module.eval()

@@ -128,10 +128,14 @@ class _Factory:
         self.spent: Counter[str] = Counter()
         """Of all attempts, also of those that failed and were played again."""
         self.done: dict[tuple[str, str, int], Attempt] = {}
-        for row in journal.rows:
-            attempt = Attempt(**{**row, "reports": tuple(row["reports"])})
+        for number, row in enumerate(journal.rows, 1):
+            try:
+                attempt = Attempt(**{**row, "reports": tuple(row["reports"])})
+                self.spent.update(attempt.cost)
+            except (KeyError, TypeError, ValueError) as error:
+                said = f"no attempt of this version of `paravt data traces` ({type(error).__name__}: {error})"
+                raise DataError(f"{journal.path}:{number}: {said}; choose another --out") from error
             self.done[attempt.id, attempt.sample, attempt.attempt] = attempt
-            self.spent.update(attempt.cost)
         self.alive, self.failures = False, 0
         self.slots = asyncio.Semaphore(config.concurrency)
 

@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 from chat_server import Server
+from rows import write_media
 
+from paravt.data.traces import RowConfig, TraceBuilder
 from paravt.lab.tiny import TinyShape, build_model, build_processor, train_tokenizer
 from paravt.models import QwenVL
 from paravt.prompts import Prompts
+from paravt.video import FrameReader
 
 CASES = Path(__file__).parent / "cases"
 LONG = str(CASES / "video" / "longgop.mp4")
@@ -32,3 +35,17 @@ def server() -> Iterator[Server]:
     running.start()
     yield running
     running.stop()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with media under the sentinel paths of the published data; see `rows`."""
+    path = tmp_path_factory.mktemp("media")
+    write_media(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def builder(tiny: QwenVL, root: Path) -> TraceBuilder:
+    """Of rows with these media."""
+    return TraceBuilder(tiny.chat, FrameReader(workers=1), RowConfig(root=root, max_pixels=32 * 32))

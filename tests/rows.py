@@ -13,6 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from paravt.types import Trace
+
 CALL = '<tool_call>\n{"name": "crop_video", "arguments": {"start_time": 1, "end_time": 3}}\n</tool_call>'
 
 
@@ -112,3 +114,24 @@ def write_lines(path: Path, rows: list[Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows) + "\n")
     return path
+
+
+def rl_row(
+    answer: str = "1.0 - 2.5", kind: str | None = "tvg", question: str = "When?", **change: Any
+) -> dict[str, Any]:
+    """Of published RL data."""
+    return {
+        "data_source": "charades_tvg",
+        "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": f"<video>\n{question}"}],
+        "videos": [{"video": "museg/charades/b.mp4", "fps": None}],
+        "extra_info": {"answer": answer, "question_type": kind},
+        **change,
+    }
+
+
+def same(first: Trace, second: Trace) -> bool:
+    """The same tokens, mask and frames."""
+    keys = [[frame.key for frame in trace.images] for trace in (first, second)]
+    return first.segments == second.segments or (
+        first.ids == second.ids and first.loss_mask == second.loss_mask and keys[0] == keys[1]
+    )

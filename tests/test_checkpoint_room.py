@@ -75,12 +75,12 @@ def test_room_is_asked_for_what_is_still_to_be_written(tmp_path: Path, monkeypat
 
     free(2.5)
     with pytest.raises(RecipeError, match="3 more checkpoints need"):
-        check_room(tmp_path, learner, keep=2)
+        check_room(tmp_path, tmp_path / "checkpoints", learner, keep=2)
     free(3.5)
-    check_room(tmp_path, learner, keep=2)
+    check_room(tmp_path, tmp_path / "checkpoints", learner, keep=2)
     save_checkpoint(tmp_path / "checkpoints", learner, {}, keep=2)
     free(2.5)
-    check_room(tmp_path, learner, keep=2)
+    check_room(tmp_path, tmp_path / "checkpoints", learner, keep=2)
 
 
 def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:

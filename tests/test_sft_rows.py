@@ -254,6 +254,7 @@ def test_adapters_and_a_frozen_tower_over_two_stages(root: Path, tmp_path: Path)
 def test_a_frozen_run_is_resumed(root: Path, tmp_path: Path) -> None:
     tree = recipe(stage(root, steps=3), freeze_vision=True, lora={"rank": 2, "alpha": 4})
     rows = train(tree, tmp_path / "whole")
+    assert [row["step"] for row in rows if "validation/loss" in row] == [2, 3], "every second one, and the last one"
     out = tmp_path / "stopped"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("paravt.sft.export_stage", _stop)
@@ -261,7 +262,11 @@ def test_a_frozen_run_is_resumed(root: Path, tmp_path: Path) -> None:
             train(tree, out)
     newest = max((out / "checkpoints" / "rows").glob("step-*"))
     assert newest.name == "step-000002"
-    assert train(tree, out) == rows
+    asked: list[Path] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("paravt.sft_rows.check_room", lambda out, checkpoints, *rest: asked.append(checkpoints))
+        assert train(tree, out) == rows
+    assert asked == [newest.parent], "room is asked for what is not there yet"
     a, b = weights(tmp_path / "whole" / "rows"), weights(out / "rows")
     assert all(torch.equal(a[name], b[name]) for name in a)
 

@@ -214,6 +214,10 @@ def test_a_stopped_run_goes_on(chat: TokenChat, tmp_path: Path) -> None:
     assert more == rows
     assert again["outcomes"] == whole["outcomes"]
     assert len(journal.read_text().splitlines()) == whole["attempts"]
+    for line in ('{"id": "of another version"}', '{"reports": [], "cost": 1}'):
+        journal.write_text(line + "\n")
+        with pytest.raises(DataError, match=r"attempts\.jsonl:1: no attempt of this version of `paravt data traces`"):
+            made(tmp_path / "stopped", samples, LabTeacher(chat), attempts=2)
 
 
 def test_a_sloppy_teacher_is_filtered(chat: TokenChat, tmp_path: Path) -> None:
@@ -305,6 +309,12 @@ def test_pass_rates_are_measured_once(chat: TokenChat, clip: str, tmp_path: Path
     assert sift(samples, pass_rates(read_difficulty(out)))[1] == {"unsolved": 1, "kept": 1}
     with pytest.raises(RecipeError, match="another policy"):
         run("another")
+    whole = out.read_text()
+    policy = json.loads(whole.splitlines()[0])["policy"]
+    out.write_text(whole + json.dumps({"policy": policy, "samples": 3}) + "\n")
+    with pytest.raises(DataError, match=r"difficulty\.jsonl:7: not a measurement of `paravt data difficulty`"):
+        run()
+    out.write_text(whole)
     lost = [Sample("c", str(tmp_path / "gone.mp4"), "What?", answer="x")]
     out = tmp_path / "lost.jsonl"
     with pytest.raises(DataError, match=r"no episode could be scored: .*gone\.mp4: no such file"):

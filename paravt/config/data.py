@@ -104,7 +104,7 @@ class Validation(Strict):
     rows: Positive = 64
     """How many of those that can be used, the same every time; all, if there are fewer."""
     every: Positive = 100
-    """Steps."""
+    """Steps; and after the last one."""
 
 
 class SampledEpisodes(Strict):
@@ -114,7 +114,7 @@ class SampledEpisodes(Strict):
     count: Positive = 16
     """Of questions, from the first one on; an episode each."""
     every: Positive = 100
-    """Steps."""
+    """Steps; and after the last one."""
     temperature: Annotated[float, Field(ge=0)] = 0.7
     """Of all sampling; 0 is greedy."""
     episode: EpisodeRecipe = EpisodeRecipe()

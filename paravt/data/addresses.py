@@ -6,12 +6,13 @@ one); each may be a JSON text. `video` is that of our own files of questions. Wh
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from paravt.data.json_text import parse, write
 
 COLUMNS = ("messages", "prompt", "videos", "images", "video", "image")
 """Of rows, that can hold addresses."""
@@ -43,11 +44,11 @@ def _column(name: str, value: Any, change: Callable[[str], str]) -> Any:
     if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
         return _walk(value, name, change)
     try:
-        found = json.loads(value)
-        changed = _walk(found, name, change)
-    except (ValueError, RecursionError):
+        found = parse(value)
+    except ValueError:
         return value  # whoever reads it will say so
-    return value if changed == found else json.dumps(changed, ensure_ascii=False)
+    changed = _walk(found, name, change)
+    return value if changed == found else write(changed)
 
 
 def _walk(value: Any, name: str, change: Callable[[str], str]) -> Any:
@@ -81,7 +82,11 @@ def identity(address: str, base: str | os.PathLike[str] | None) -> str:
     """One name for one file, however rows spell it; what is no file is its own. `base`: where relative paths begin."""
     if not is_file(address):
         return address
-    return os.path.realpath(os.path.join(base or "", bare(address)))
+    place = os.path.join(base or "", bare(address))
+    try:
+        return os.path.realpath(place)
+    except ValueError:  # a NUL in it, or half of a character: no file has such a name
+        return place
 
 
 def is_question(row: Mapping[str, Any]) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 from paravt.chat import TokenChat
 from paravt.data.copies import raw_rows
 from paravt.data.inspect import Inspected, Inspector
+from paravt.data.json_text import parse
 from paravt.data.probing import VideoProbe
 from paravt.data.skips import RowError
 from paravt.data.tables import find_files
@@ -203,8 +204,8 @@ def _plain(value: Any) -> Any:
     """The same for the same row in another layout: texts that are JSON are decoded, what is null is not there."""
     if isinstance(value, str) and value[:1] in ("[", "{"):
         try:
-            return _plain(json.loads(value))
-        except (ValueError, RecursionError):
+            return _plain(parse(value))
+        except (ValueError, RecursionError):  # a text in a text in a text ...
             return value
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items() if item is not None}

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import fcntl
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from paravt.data.json_text import parse, write
 from paravt.data.skips import RowError
-from paravt.data.tables import find_files, open_groups, read_group
+from paravt.data.tables import column_names, find_files, open_groups, read_group, reading
 from paravt.errors import DataError
+from paravt.files import naming
 
 Change = Callable[["int", "dict[str, Any] | None"], "dict[str, Any] | None"]
 """(number of the row in its file, row) -> the row to write, or None to leave it out. A row that cannot be read is given
@@ -29,19 +30,31 @@ _SUFFIXES = (".parquet", ".jsonl")
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A file to write to; it takes the place of `path` once all of it is there, unless it was removed. Raises
-    OSError."""
+    """A file to write to; it takes the place of `path` once all of it is there, unless it was removed.
+
+    One that a killed process has left is written anew. Raises OSError, whatever cannot be written within, and DataError
+    while another process writes it.
+    """
+    partial = path.with_name(f".{path.name}.partial")
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".partial")
-    os.close(handle)
-    partial = Path(name)
+    with naming(path), partial.open("ab") as lock:
+        if not _alone(partial, lock):
+            raise DataError(f"{path}: another process is writing it")
+        try:
+            yield partial
+            if partial.exists():
+                partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def _alone(path: Path, lock: IO[bytes]) -> bool:
+    """Whether this open file is locked now and still the one of that name."""
     try:
-        yield partial
-        if partial.exists():
-            partial.chmod(0o644)
-            partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return path.stat().st_ino == os.fstat(lock.fileno()).st_ino
+    except (BlockingIOError, FileNotFoundError):
+        return False
 
 
 def copy_rows(source: Path, target: Path, columns: Sequence[str], change: Change) -> int:
@@ -69,21 +82,26 @@ def copy_rows(source: Path, target: Path, columns: Sequence[str], change: Change
 
 
 def _copy_parquet(source: Path, target: Path, columns: Sequence[str], change: Change) -> int:
-    first = written = 0
-    try:
-        with pq.ParquetFile(source) as file, pq.ParquetWriter(target, file.schema_arrow) as out:
-            read = [name for name in columns if name in file.schema_arrow.names]
-            for group in range(file.metadata.num_row_groups):
-                made: list[pa.Table] = []
-                for batch in file.iter_batches(_BATCH, row_groups=[group]):
-                    made += _changed(pa.Table.from_batches([batch]), read, change, first)
-                    first += batch.num_rows
-                if made and (whole := pa.concat_tables(made)).num_rows:
-                    out.write_table(whole)
-                    written += whole.num_rows
-    except (pa.ArrowException, ValueError, OverflowError) as error:
-        raise DataError(f"{source}: cannot be copied: {str(error).splitlines()[0]}") from error
+    written = 0
+    with reading(source), pq.ParquetFile(source) as file:
+        names, schema = column_names(source, file), file.schema_arrow
+    with pq.ParquetWriter(target, schema) as out:
+        for whole in _changed_groups(source, [name for name in columns if name in names], change):
+            out.write_table(whole)
+            written += whole.num_rows
     return written
+
+
+def _changed_groups(source: Path, columns: Sequence[str], change: Change) -> Iterator[pa.Table]:
+    first = 0
+    with reading(source), pq.ParquetFile(source) as file:
+        for group in range(file.metadata.num_row_groups):
+            made: list[pa.Table] = []
+            for batch in file.iter_batches(_BATCH, row_groups=[group]):
+                made += _changed(pa.Table.from_batches([batch]), columns, change, first)
+                first += batch.num_rows
+            if made and (whole := pa.concat_tables(made)).num_rows:
+                yield whole
 
 
 def _changed(table: pa.Table, columns: Sequence[str], change: Change, first: int) -> list[pa.Table]:
@@ -107,13 +125,11 @@ def _changed(table: pa.Table, columns: Sequence[str], change: Change, first: int
 
 def _copy_lines(source: Path, target: Path, columns: Sequence[str], change: Change) -> int:
     number = written = 0
-    with source.open("rb") as file, target.open("wb") as out:
-        for line in file:
-            if not line.strip():
-                continue
+    with target.open("wb") as out:
+        for line in _lines(source):
             try:
-                read = json.loads(line)
-            except (ValueError, RecursionError):
+                read = parse(line)
+            except ValueError:
                 read = None
             row = read if isinstance(read, dict) else None
             made = change(number, row)
@@ -122,9 +138,14 @@ def _copy_lines(source: Path, target: Path, columns: Sequence[str], change: Chan
                 continue
             written += 1
             same = row is None or not made or made == row
-            text = line.rstrip(b"\r\n") if same else json.dumps(made, ensure_ascii=False).encode("utf-8", "replace")
+            text = line.rstrip(b"\r\n") if same else write(made).encode()
             out.write(text + b"\n")
     return written
+
+
+def _lines(source: Path) -> Iterator[bytes]:
+    with reading(source), source.open("rb") as file:
+        yield from (line for line in file if line.strip())
 
 
 def raw_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[tuple[int, dict[str, Any] | RowError]]:

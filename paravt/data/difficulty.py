@@ -15,6 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from paravt.data.json_text import parse
 from paravt.errors import DataError
 from paravt.types import Sample
 
@@ -55,13 +56,26 @@ def read_difficulty(path: str | Path) -> list[Difficulty]:
     lines = text.split("\n")
     for number, line in enumerate(lines[:-1], 1):  # what stands behind the last newline is unfinished
         try:
-            row = Difficulty(**json.loads(line))
-            if not 0 <= row.passed <= row.samples:
-                raise ValueError(f"{row.passed} of {row.samples} passed")
-        except (ValueError, TypeError, RecursionError) as error:
-            raise DataError(f"{path}:{number}: not a measurement of `paravt data difficulty`: {error}") from error
-        out.append(row)
+            row = parse(line)
+        except ValueError as error:
+            raise _not_measured(path, number, error) from error
+        out.append(measurement(row, path, number))
     return out
+
+
+def measurement(row: Any, path: str | Path, number: int) -> Difficulty:
+    """A line (from 1) of such a file. Raises DataError."""
+    try:
+        found = Difficulty(**row)
+        if not 0 <= found.passed <= found.samples:
+            raise ValueError(f"{found.passed} of {found.samples} passed")
+    except (ValueError, TypeError) as error:
+        raise _not_measured(path, number, error) from error
+    return found
+
+
+def _not_measured(path: str | Path, number: int, error: Exception) -> DataError:
+    return DataError(f"{path}:{number}: not a measurement of `paravt data difficulty`: {error}")
 
 
 def pass_rates(rows: Sequence[Difficulty]) -> PassRates:

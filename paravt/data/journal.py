@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from paravt.errors import DataError
+from paravt.files import naming
 
 
 class Journal:
@@ -48,8 +49,10 @@ class Journal:
 
     def add(self, row: Mapping[str, Any]) -> None:
         """One write, so that no other line is ever lost with it."""
-        self._file.write(json.dumps(row).encode() + b"\n")
-        self._file.flush()
+        with naming(self.path):
+            self._file.write(json.dumps(row).encode() + b"\n")
+            self._file.flush()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._file.close()
+        with naming(self.path):  # what could not be written is tried once more
+            self._file.close()

@@ -7,6 +7,7 @@ import binascii
 import io
 import math
 import re
+import struct
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -32,6 +33,9 @@ class VideoReader(Protocol):
     def read(self, path: Path, times: Sequence[float], size: tuple[int, int] | None = None, /) -> Frames: ...
 
 
+_DAMAGED = (OSError, ValueError, TypeError, LookupError, SyntaxError, EOFError, NotImplementedError, struct.error,
+            Image.DecompressionBombError)  # fmt: skip
+"""What Pillow's readers raise for files that are not whole; no image ends a run."""
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -77,7 +81,7 @@ def read_image(ref: ImageRef, root: Path | None, factor: int, max_pixels: int) -
     try:
         with Image.open(source) as opened:
             image = ImageOps.exif_transpose(opened).convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except _DAMAGED as error:
         raise RowError("media_damaged", f"{ref.url[:200]}: not a readable image: {error}") from error
     size = frame_size(image.width, image.height, factor=factor, max_pixels=max_pixels)
     pixels = np.asarray(image.resize(size, Image.Resampling.BICUBIC))

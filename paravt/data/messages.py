@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, get_args
 
+from paravt.data.json_text import parse
 from paravt.data.skips import RowError
 from paravt.turns import render_call
 from paravt.types import Role, TextPart
@@ -67,9 +68,7 @@ def parse_row(row: Mapping[str, Any]) -> Dialogue:
         raise RowError("no_answer", "an assistant turn is empty")
     if any(not isinstance(part, TextPart) for turn in answers for part in turn.content):
         raise RowError("messages", "an assistant turn shows an image or a video")
-    dialogue = Dialogue(turns, tuple(_list(row["tools"], "tools")) if row.get("tools") else ())
-    if not all(isinstance(tool, dict) for tool in dialogue.tools):
-        raise RowError("messages", "`tools` must be a list of schemas")
+    dialogue = Dialogue(turns, _tools(row["tools"]) if row.get("tools") else ())
     if all(turn.role == "system" for turn in turns[: dialogue.first_answer]):
         raise RowError("no_question", "nothing is asked before the first assistant turn")
     return dialogue
@@ -80,8 +79,8 @@ def read_json(value: object, name: str) -> object:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
+        return parse(value)
+    except ValueError as error:
         raise RowError("messages", f"`{name}` is a text that is not JSON: {error}") from error
 
 
@@ -90,6 +89,17 @@ def _list(value: object, name: str) -> list[Any]:
     if not isinstance(found, list) or not found:
         raise RowError("messages", f"`{name}` must be a list that is not empty")
     return found
+
+
+def _tools(value: object) -> tuple[Mapping[str, Any], ...]:
+    tools = _list(value, "tools")
+    if not all(isinstance(tool, dict) for tool in tools):
+        raise RowError("messages", "`tools` must be a list of schemas")
+    try:
+        text = _text(json.dumps(tools, ensure_ascii=False))
+    except (ValueError, TypeError) as error:  # what a parquet file can hold, and no JSON
+        raise RowError("messages", f"`tools`: {error}") from error
+    return tuple(json.loads(text))
 
 
 def _turn(turn: object, number: int) -> RowTurn:
@@ -162,7 +172,7 @@ def _calls(calls: object, number: int, separator: str) -> list[TextPart]:
             texts.append(render_call(function["name"], {k: v for k, v in arguments.items() if v is not None}))
         except (ValueError, TypeError) as error:
             raise RowError("messages", f"turn {number}: a tool call whose arguments are no JSON: {error}") from error
-    return [TextPart(separator + "\n".join(texts))]
+    return [TextPart(_text(separator + "\n".join(texts)))]
 
 
 def _text(text: str) -> str:

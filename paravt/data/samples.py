@@ -7,7 +7,6 @@ Ours have one object a line with `video`, `question`, and maybe `options`, `answ
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import Counter
@@ -16,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from paravt.data.json_text import parse
 from paravt.data.media import local_path
 from paravt.data.messages import read_json
 from paravt.data.skips import RowError
@@ -46,8 +46,8 @@ def read_samples(path: str | Path) -> list[Sample]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line, parse_constant=_refuse)
-        except (ValueError, RecursionError) as error:
+            row = parse(line, _refuse)
+        except ValueError as error:
             raise DataError(f"{path}:{number}: not JSON: {error}") from error
         sample = own_sample(row, path, number)
         if sample.id in seen:

@@ -22,6 +22,7 @@ from paravt.data.tables import find_files
 from paravt.engines.base import stable_seed
 from paravt.errors import DataError
 from paravt.files import write_whole
+from paravt.provenance import lock_directory
 
 PARTS = ("train", "validation")
 _NEEDED = (*COLUMNS, "question")
@@ -57,11 +58,13 @@ class _Sets:
 
 
 def split_files(patterns: Sequence[str], out: Path, share: float, seed: int = 0, root: Path | None = None) -> Split:
-    """Write `out/train` and `out/validation`, with the files' names, and `out/split.json`.
+    """Write `out/train` and `out/validation`, with the files' names, and first `out/split.json`, which tells them.
 
     `share` is that of all rows in the validation part, which is never larger. Rows that cannot be read go to the
     training part, where they are skipped and counted. Questions of our own get absolute paths, since theirs begin at
-    the file. Raises DataError if there is nothing to choose from.
+    the file. A split that was stopped is finished by the same call; another one is not put into its directory, where a
+    video could be on both sides then. Raises DataError for that, and if there is nothing to choose from; RecipeError
+    if another process writes there, or nobody can.
     """
     paths = find_files(patterns)
     sets = _Sets()
@@ -78,19 +81,30 @@ def split_files(patterns: Sequence[str], out: Path, share: float, seed: int = 0,
         owners.append(found)
     rows = Counter(sets.find(owner) for found in owners for owner in found)
     validation = _choose(rows, sets, places, share, seed)
-    for path, name, found in zip(paths, relative_names(paths), owners, strict=True):
-        for part in PARTS:
-            copy_rows(path, out / part / name, _NEEDED, _Part(path, found, sets, validation, part == "validation"))
     parts = Counter[str]()
     media = Counter[str]()
     for cluster, count in rows.items():
         parts[PARTS[cluster in validation]] += count
     for owner in places.values():
         media[PARTS[sets.find(owner) in validation]] += 1
-    done = Split(dict(parts), dict(media), len(rows))
-    about = {"files": [str(path) for path in paths], "share": share, "seed": seed, **asdict(done)}
-    write_whole(out / "split.json", json.dumps(about, indent=1) + "\n")
+    done = Split({part: parts[part] for part in PARTS}, {part: media[part] for part in PARTS}, len(rows))
+    about = {"files": [str(path.absolute()) for path in paths], "share": share, "seed": seed, **asdict(done)}
+    with lock_directory(out):
+        _claim(out / "split.json", about)
+        for path, name, found in zip(paths, relative_names(paths), owners, strict=True):
+            for part in PARTS:
+                copy_rows(path, out / part / name, _NEEDED, _Part(path, found, sets, validation, part == "validation"))
     return done
+
+
+def _claim(record: Path, about: dict[str, Any]) -> None:
+    said = json.dumps(about, indent=1) + "\n"
+    try:
+        before = record.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return write_whole(record, said)
+    if before != said:
+        raise DataError(f"{record.parent}: holds another split (see {record.name}); remove it, or choose another --out")
 
 
 def _media(row: dict[str, Any], path: Path, root: Path | None) -> list[str]:

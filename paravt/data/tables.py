@@ -7,8 +7,8 @@ groups are cut and nothing else.
 from __future__ import annotations
 
 import glob
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,11 +16,14 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from paravt.data.json_text import parse
 from paravt.data.skips import RowError
 from paravt.errors import DataError
 
 _LINES = 512
-"""In a group of a JSONL file."""
+"""In a group of a JSONL file, at most."""
+_BYTES = 64 * 1024 * 1024
+"""After which a group of lines ends: rows may hold images."""
 _ARROW = (pa.ArrowException, OSError, ValueError, OverflowError)
 
 
@@ -62,10 +65,8 @@ def open_groups(path: Path, columns: Sequence[str] = ()) -> list[Group]:
     """
     if path.suffix not in (".parquet", ".jsonl"):
         raise DataError(f"{path}: neither .parquet nor .jsonl")
-    try:
+    with reading(path):
         groups = _parquet_groups(path, columns) if path.suffix == ".parquet" else _line_groups(path)
-    except _ARROW as error:
-        raise _unreadable(path, error) from error
     if not groups:
         raise DataError(f"{path}: no rows")
     return groups
@@ -74,19 +75,32 @@ def open_groups(path: Path, columns: Sequence[str] = ()) -> list[Group]:
 def read_group(group: Group, columns: Sequence[str] = ()) -> Rows:
     """Raises DataError if the file is damaged or has changed. `columns`: what to read of a parquet file; ()
     is everything, and what the file doesn't have is left out."""
-    try:
+    with reading(group.path):
         return _ParquetRows(group, columns) if group.path.suffix == ".parquet" else _Lines(group)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """What fails within is a DataError about this file."""
+    try:
+        yield
     except _ARROW as error:
-        raise _unreadable(group.path, error) from error
+        said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        said = (said.strip() or type(error).__name__).splitlines()[0]
+        raise DataError(f"{path}: cannot be read: {said}") from error
 
 
-def _unreadable(path: Path, error: Exception) -> DataError:
-    return DataError(f"{path}: cannot be read: {(str(error).strip() or type(error).__name__).splitlines()[0]}")
+def column_names(path: Path, file: pq.ParquetFile) -> list[str]:
+    """Raises DataError if a row would not know which of two columns is meant."""
+    names: list[str] = file.schema_arrow.names
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise DataError(f"{path}: the column `{twice[0]}` is there twice; give each a name of its own")
+    return names
 
 
 def _parquet_groups(path: Path, columns: Sequence[str]) -> list[Group]:
     with pq.ParquetFile(path) as file:
-        names = file.schema_arrow.names
+        names = column_names(path, file)
         for column in columns:
             if column not in names:
                 raise DataError(f"{path}: no column `{column}`; it has {', '.join(names[:20]) or 'none'}")
@@ -128,7 +142,7 @@ def _line_groups(path: Path) -> list[Group]:
         for line in file:
             rows += bool(line.strip())
             end += len(line)
-            if rows == _LINES:
+            if rows == _LINES or (rows and end - start >= _BYTES):
                 groups.append(Group(path, start, first, rows, end - start))
                 start, first, rows = end, first + rows, 0
     if rows:
@@ -149,8 +163,8 @@ class _Lines:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         try:
-            row = json.loads(self._lines[index])
-        except (ValueError, RecursionError) as error:
+            row = parse(self._lines[index])
+        except ValueError as error:
             raise RowError("not_a_row", f"not JSON: {error}") from error
         if not isinstance(row, dict):
             raise RowError("not_a_row", "a row is a JSON object")

@@ -33,7 +33,8 @@ function play(ask) {
     [8700, { event: "done", episode: whole }],
   ];
   ask.say = say;
-  ask.timers = script.map(([after, event]) => setTimeout(() => {
+  const stays = ask.question.includes("stay"); // for pictures of a question that is being answered
+  ask.timers = script.filter(([after]) => !stays || after < 5000).map(([after, event]) => setTimeout(() => {
     if (event.event === "started") ask.state = "running";
     if (event.event === "done") ask.answer = whole.answer;
     say(event);

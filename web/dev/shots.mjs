@@ -25,7 +25,7 @@ const shots = [
   ["ask", ask],
   ["asked", `${ask}#ask=seen`, firstLane],
   ["asking", ask, async (page) => {
-    await page.fill("[name=question]", "Which city is named on the second slide?");
+    await page.fill("[name=question]", "How long does the second slide stay?");
     await page.click(".primary");
     await page.locator(".bar.running").first().waitFor();
     await page.waitForTimeout(1500);

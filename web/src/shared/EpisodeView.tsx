@@ -119,7 +119,12 @@ function Crop({ crop, heat, most, seek, onClose }: { crop: CropView | null; heat
       {crop.missing.length > 0 && <ul class="errors" aria-label="Missing frames">{crop.missing.map((why, index) => <li key={index}>{why}</li>)}</ul>}
       {crop.report !== null && <blockquote><Timed text={crop.report} seek={seek} /></blockquote>}
       <details class="context"><summary>The call as it was written</summary><pre class="piece">{crop.call}</pre></details>
-      <Pieces pieces={crop.pieces} heat={heat} most={most} seek={seek} />
+      {crop.pieces.length > 0 && (
+        <details class="context" open={heat !== "off"}>
+          <summary>What the sub-agent was given and wrote</summary>
+          <Pieces pieces={crop.pieces} heat={heat} most={most} seek={seek} />
+        </details>
+      )}
     </section>
   );
 }

@@ -45,7 +45,7 @@ export function Curves({ report, state, change }: { report: Report; state: State
 function Section({ title, names, open, chart }: { title: string; names: string[]; open: boolean; chart: (name: string) => preact.JSX.Element }) {
   const [shown, setShown] = useState(open);
   return (
-    <details class="section" open={open} style={{ "--four": Math.min(4, names.length), "--two": Math.min(2, names.length) }} onToggle={(event) => setShown(event.currentTarget.open)}>
+    <details class={open ? "section" : "section last"} open={open} style={{ "--four": open ? Math.min(4, names.length) : 4, "--two": open ? Math.min(2, names.length) : 2 }} onToggle={(event) => setShown(event.currentTarget.open)}>
       <summary><h2>{title}</h2> <span class="muted">{names.length}</span></summary>
       {shown && <div class="charts">{names.map(chart)}</div>}
     </details>

@@ -73,7 +73,6 @@ def plot(
         typer.echo(file)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line's."""
+def add_commands(app: typer.Typer) -> None:
     for command in (report, view, plot):
         app.command()(command)

@@ -168,7 +168,7 @@ class Library:
         detail: Detail = FULL,
         *,
         shared: bool = False,
-        video_url: Callable[[Source, str], str | None] = lambda source, video: None,
+        video_url: Callable[[Place, str], str | None] = lambda place, video: None,
     ) -> tuple[Chunk, set[Shot]]:
         """The episodes of a chunk, and the pictures that they show. What cannot be shown is left out."""
         out: Chunk = {}
@@ -179,7 +179,7 @@ class Library:
                 continue
             try:
                 pictures = book.of(played.episode, place.source.roots, place.file.spec.path.parent, detail)
-                url = video_url(place.source, played.episode.sample.video)
+                url = video_url(place, played.episode.sample.video)
                 view = episode_view(
                     played.episode,
                     pictures.shared if shared else pictures.inside,

@@ -11,7 +11,7 @@ import hashlib
 import html
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import resources
 
 from paravt.errors import DataError
@@ -20,7 +20,7 @@ from paravt.report.reading import to_json
 _LEVEL = 6
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ENDS = re.compile(r"</(?:script|style)|<!--|<script", re.IGNORECASE)
-_NO_SCRIPT = "This report needs JavaScript: everything is in this file, nothing is fetched."
+_NO_SCRIPT = "This report needs JavaScript. Nothing in it comes from elsewhere."
 
 
 def packed(value: object) -> str:
@@ -46,23 +46,25 @@ def element(id: str, data: str) -> str:
     return f'<script type="application/json+deflate" id="{id}">{data}</script>\n'
 
 
-def policy(script: str, style: str) -> str:
+def policy(script: str, style: str, *, served: bool = False) -> str:
+    """What the page may do; one that a server `served` may also ask it for data and videos."""
+    more = "connect-src 'self'; media-src 'self'; " if served else ""
     return (
-        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; {more}"
         "base-uri 'none'; form-action 'none'"
     )
 
 
-def render(title: str, data: Mapping[str, str], script: str, style: str, body: Iterable[str] = ()) -> str:
-    """The page. `data` are packed, by the ids of their elements; `body` is further markup, escaped by who made it."""
+def render(title: str, data: Mapping[str, str], script: str, style: str, *, served: bool = False) -> str:
+    """The page. `data` are packed, by the ids of their elements; none if it asks its server for them."""
+    allowed = html.escape(policy(script, style, served=served))
     return "".join([
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
-        f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy(script, style))}">\n',
+        f'<meta http-equiv="Content-Security-Policy" content="{allowed}">\n',
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
         '<meta name="referrer" content="no-referrer">\n<link rel="icon" href="data:,">\n',
         f"<title>{html.escape(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n<div id=\"app\"></div>\n",
         f"<noscript>{_NO_SCRIPT}</noscript>\n",
-        *body,
         *(element(id, text) for id, text in data.items()),
         f"<script>{script}</script>\n</body>\n</html>\n",
     ])  # fmt: skip

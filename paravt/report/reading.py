@@ -142,7 +142,7 @@ def line_at(path: Path, root: Path, offset: int) -> dict[str, Any] | None:
 
 
 def read_metrics(files: Sequence[Path], root: Path, notes: Notes) -> Metrics | None:
-    """The columns of several metrics files side by side, by their steps; of a step that occurs twice, the later line."""
+    """The columns of several metrics files side by side, by step; of a step that occurs twice, the later line."""
     rows: dict[int, dict[str, float]] = {}
     names: dict[str, None] = {}
     for path in files:

@@ -195,7 +195,8 @@ def _data_roots(data: Mapping[str, Any]) -> Iterable[Path]:
         yield from _roots_of(data.get("path"))
     elif data.get("kind") == "rows":
         yield from _roots_of(data.get("root"))
-        for file in data.get("files") if isinstance(data.get("files"), list) else ():
+        files = data.get("files")
+        for file in files if isinstance(files, list) else ():
             yield from _roots_of(file)
 
 

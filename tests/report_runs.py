@@ -157,7 +157,7 @@ def hostile_episode(number: int) -> Episode:
     return replace(
         made, main=main, turns=(parse_turn(text), parse_turn(f"<think>{text}</think><tool_call>{text}</tool_call>")),
         crops=crops, answer=text, overview_times=(0.5, 1.5, float("nan")), duration=float("nan"),
-        rewards={"total": Score(float("nan"), text, text), "accuracy": Score.unscored(text), text: Score(0.5, text, text)},
+        rewards={"total": Score(float("nan"), text, text), "accuracy": Score.unscored(text), text: Score(0.5)},
         errors=(EpisodeError(text, text, text, False),), timings={text: float("inf"), "total": 1.0},
     )  # fmt: skip
 

@@ -39,7 +39,9 @@ _TYPES = {".mp4": "video/mp4", ".m4v": "video/mp4", ".mov": "video/quicktime", "
 class View:
     """The state behind the pages: what was read of the runs, and which videos were shown."""
 
-    def __init__(self, paths: Sequence[Path], videos: Sequence[Path], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, paths: Sequence[Path], videos: Sequence[Path], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Raises DataError for a path that holds no run, or a directory of videos that is none."""
         for path in videos:
             if not path.is_dir():

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from paravt import data_cli, eval_cli, plan_cli
+from paravt import data_cli, eval_cli, plan_cli, report_cli
 from paravt.errors import EXIT_CODES, DataError, EngineError, ParaVTError
 from paravt.terminal import say
 
@@ -29,6 +29,7 @@ app.add_typer(lab, name="lab")
 app.add_typer(data_cli.app, name="data")
 app.add_typer(eval_cli.app, name="eval")
 app.command()(plan_cli.plan)
+report_cli.add_commands(app)
 
 
 class DispatchMode(str, Enum):

@@ -448,13 +448,13 @@ def test_servers_take_the_engine_away() -> None:
     ahead = planned("8b", 8, "rollout.max_staleness=1", servers=2)
     time = ahead.parts["time of a step"]
     sampling = time["read prompts"].value + time["decode"].value
-    assert time["step"].value == pytest.approx(max(sampling, time["learn"].value), rel=0.2)
+    assert time["step"].value == pytest.approx(max(sampling, time["learn"].value))
     assert time["step"].value < apart.value("time of a step", "step")
     split = planned("32b", 16, servers=4)  # 67 GB of weights on two of 80 GB
     assert split.value("memory of each of 4 GPUs that serve", "weights") == 33_357_390_064
     # all 56 episodes at a time would not fit beside the weights: some wait
     cached = planned("32b", 8, servers=2).value("memory of each of 2 GPUs that serve", "keys and values")
-    assert 0.9 * (0.9 * 80e9 - 33_357_390_064) < cached <= 0.9 * 80e9 - 33_357_390_064
+    assert 0.85 * (0.9 * 80e9 - 33_357_390_064) < cached <= 0.9 * 80e9 - 33_357_390_064
     assert planned("32b", 24, "token_budget=8192", servers=8).fits
     with pytest.raises(RecipeError, match="must be a multiple of 2"):
         planned("32b", 16, servers=3)

@@ -292,11 +292,11 @@ def assistant_text(episode: Episode, *, with_prefix: bool = True) -> str:
     sampled = [segment.text for segment in episode.main.segments if segment.sampled]
     if not with_prefix:
         return "".join(sampled)
-    prefixes = (_prefix(turn, text) for turn, text in zip(episode.turns, sampled, strict=True))
+    prefixes = (forced_prefix(turn, text) for turn, text in zip(episode.turns, sampled, strict=True))
     return "".join(prefix + text for prefix, text in zip(prefixes, sampled, strict=True))
 
 
-def _prefix(turn: Turn, sampled: str) -> str:
+def forced_prefix(turn: Turn, sampled: str) -> str:
     """What was forced at the beginning of a turn: what the turn has that was not sampled."""
     return turn.text[: len(turn.text) - len(parse_turn(sampled, {}).text)]
 

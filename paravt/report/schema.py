@@ -5,7 +5,9 @@ Times are seconds of the video. All text is data: whoever shows it shows it as t
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Literal
+
+from typing_extensions import TypedDict  # of `typing` only from Python 3.12 on, for pydantic
 
 PieceKind = Literal["sampled", "forced", "context"]
 RunKind = Literal["rl", "sft", "evaluation", "episodes"]

@@ -19,7 +19,8 @@ from paravt.engines.scripted import Delayed, ScriptedEngine, Step
 from paravt.errors import EngineError
 from paravt.models import QwenVL
 from paravt.serve.api import create_app
-from paravt.serve.server import AskServer, listen
+from paravt.serve.server import AskServer
+from paravt.serve.security import Access, listen
 from paravt.serve.videos import Library
 from paravt.turns import render_call
 
@@ -64,17 +65,26 @@ class Choosing(ScriptedEngine):
 class Asking:
     """A running server and a client of it. A context manager."""
 
-    def __init__(self, engine: Engine, library: Library, config: EpisodeConfig | None = None, **options: Any) -> None:
-        self.app = create_app(engine, library, config=config or EpisodeConfig(crop_max_frames=2), **options)
-        self._socket = listen("127.0.0.1", 0)
+    def __init__(
+        self,
+        engine: Engine,
+        library: Library,
+        config: EpisodeConfig | None = None,
+        access: Access | None = None,
+        **options: Any,
+    ) -> None:
+        listening = listen()
+        self.url = listening.url.rstrip("/")
+        self.app = create_app(
+            engine, library, access or listening.access, config=config or EpisodeConfig(crop_max_frames=2), **options
+        )
         self._server = AskServer(self.app)
-        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
+        self._thread = threading.Thread(target=self._server.run, args=([listening.socket],), daemon=True)
 
     def __enter__(self) -> Asking:
         self._thread.start()
         while not self._server.started:
             assert self._thread.is_alive()
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self.client = httpx2.Client(base_url=self.url, timeout=60)
         return self
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 from ask_server import ANSWER, WINDOWS, Asking, Choosing
-from conftest import CASES, LONG
-from pydantic import TypeAdapter
+from conftest import CASES
 
 from paravt.models import QwenVL
-from paravt.serve.messages import AskState, AskSummary
+from paravt.serve.messages import AskState
 from paravt.serve.videos import Library
 
 VIDEOS = CASES / "video"
@@ -61,7 +60,7 @@ def test_an_answer_event_by_event(asking: Asking, long: str) -> None:
     assert episode["turns"][-1]["text"] == ANSWER
     assert (
         str(VIDEOS) not in asking.client.get(f"/v1/ask/{id}").text
-    )  # where it is on this machine is nobody's business
+    )  # of this machine
 
     state = asking.state(id)
     AskState.model_validate(state)  # what the API's description promises

@@ -30,6 +30,8 @@ from paravt.serve.messages import (
     video_view,
 )
 from paravt.serve.player import Player
+from paravt.serve.page import ask_page
+from paravt.serve.security import Access, Guard
 from paravt.serve.uploads import receive_video
 from paravt.serve.videos import Library, Video
 from paravt.video import FrameReader
@@ -66,6 +68,7 @@ def _problems(*codes: int) -> dict[int | str, dict[str, Any]]:
 def create_app(
     engine: Engine,
     library: Library,
+    access: Access,
     *,
     config: EpisodeConfig | None = None,
     concurrency: int = 1,
@@ -99,6 +102,7 @@ def create_app(
         redoc_url=None,
         responses=_problems(401, 403),
     )
+    app.add_middleware(Guard, access)
     app.state.asks = asks
 
     @app.exception_handler(RequestValidationError)
@@ -125,6 +129,10 @@ def create_app(
 
     KnownVideo = Annotated[Video, Depends(known_video)]
     KnownAsk = Annotated[Ask[Asked], Depends(known_ask)]
+
+    @app.get("/", include_in_schema=False)
+    def page() -> Response:
+        return ask_page()
 
     # ------------------------------------------------------------------ videos
 

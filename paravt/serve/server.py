@@ -9,19 +9,6 @@ import uvicorn
 from fastapi import FastAPI
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A socket bound to an address; port 0 is any free one. Raises OSError."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    bound = socket.socket(family, kind, protocol)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-    except OSError:
-        bound.close()
-        raise
-    return bound
-
-
 class AskServer(uvicorn.Server):
     """Calls `ready` when it listens. Stopping it cancels all questions first: streams of events end with them, which
     would keep the server waiting otherwise."""

@@ -24,9 +24,8 @@ from paravt.terminal import clock
 from paravt.video import VideoInfo, open_video
 from paravt.video.source import file_identity
 
-SUFFIXES = frozenset(
-    ".3gp .avi .flv .m2ts .m4v .mkv .mov .mp4 .mpeg .mpg .mts .ogv .ts .vob .webm .wmv".split()
-)  # fmt: skip
+SUFFIXES = (".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ogv", ".ts",
+            ".vob", ".webm", ".wmv")  # fmt: skip
 """Of the files that are listed below a directory."""
 MOST_LISTED = 2000
 """Files of a directory that are looked at for the list."""

@@ -174,30 +174,3 @@ export interface VideoInfo {
   /** For the player; supports ranges. */
   url: string;
 }
-
-/** `GET /v1/asks` is a list of these, newest first; DELETE answers with one. */
-export interface AskSummary {
-  id: string;
-  state: "queued" | "running" | "done" | "failed" | "cancelled";
-  /** In the queue, from 1; null unless it waits. */
-  position: number | null;
-  /** The video's id and name. */
-  video: string;
-  name: string;
-  question: string;
-  options: string[];
-  frame_budget: number;
-  dispatch: "parallel" | "sequential" | "none";
-  /** Seconds since 1970. */
-  created: number;
-  /** That it has run; null while it waits. */
-  seconds: number | null;
-  answer: string | null;
-  /** Why it failed. */
-  message: string | null;
-}
-
-/** `GET /v1/ask/{id}`; of `queued` events only the last is kept. */
-export interface AskState extends AskSummary {
-  events: AskEvent[];
-}

@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint pages clean
 
 demo: $(VENV)/.installed
 	$(BIN)/paravt lab demo
@@ -15,6 +15,10 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The pages' scripts and styles, from web/ to paravt/report/assets, which are kept in git: only a change of web/ needs it.
+pages:
+	cd web && npm ci && npm run build
 
 $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)

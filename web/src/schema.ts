@@ -144,7 +144,8 @@ export interface CropView {
 }
 
 // The ask page. `POST /v1/ask` answers 202 {id}; `GET /v1/ask/{id}/events` is a stream of server-sent events whose
-// name is `event` and whose data is the rest; `GET /v1/ask/{id}` is the state at any time; DELETE cancels.
+// name is `event` and whose data is the rest; `GET /v1/ask/{id}` is the state at any time; DELETE cancels. A stream
+// begins with all that has happened before: who comes late or comes back misses nothing, and may hear things twice.
 export type AskEvent =
   | { event: "queued"; position: number }
   | { event: "started" }
@@ -163,6 +164,25 @@ export interface AskRequest {
   options: string[];
   frame_budget: number;
   dispatch: "parallel" | "sequential" | "none";
+}
+
+/** `GET /v1/ask/{id}`. */
+export interface AskState {
+  id: string;
+  state: "queued" | "running" | "done" | "failed" | "cancelled";
+  /** In the queue, from 1; null if it isn't queued. */
+  position: number | null;
+  events: AskEvent[];
+}
+
+/** A line of `GET /v1/asks`, the newest first. */
+export interface AskItem {
+  id: string;
+  /** The id of the video, as in AskRequest. */
+  video: string;
+  question: string;
+  answer: string | null;
+  state: AskState["state"];
 }
 
 export interface VideoInfo {

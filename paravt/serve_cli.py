@@ -23,13 +23,9 @@ _Model = Annotated[
     str | None,
     typer.Option(help="A Qwen-VL checkpoint: a directory or a hub id. Default: the small one in the package."),
 ]
-_Server = Annotated[
-    str | None, typer.Option(help="An OpenAI-compatible server instead, http://host:port.")
-]
+_Server = Annotated[str | None, typer.Option(help="An OpenAI-compatible server instead, http://host:port.")]
 _ServedModel = Annotated[str | None, typer.Option(help="The model's name on that server.")]
-_Concurrency = Annotated[
-    int | None, typer.Option(min=1, help="Questions at a time. Default: 1, or 8 with --server.")
-]
+_Concurrency = Annotated[int | None, typer.Option(min=1, help="Questions at a time. Default: 1, or 8 with --server.")]
 _Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")]
 _Dtype = Annotated[str, typer.Option(help="auto (as saved), float32, bfloat16, float16")]
 _MaxTurns = Annotated[int, typer.Option(min=1, help="Assistant turns before an answer is asked for.")]

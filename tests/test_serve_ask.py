@@ -66,9 +66,7 @@ def test_an_answer_event_by_event(asking: Asking, long: str) -> None:
     assert episode["question"] == "What <script>alert(1)</script> happens?"
     assert (episode["video"], episode["video_url"]) == ("longgop.mp4", f"/v1/videos/{long}/file")
     assert episode["turns"][-1]["text"] == ANSWER
-    assert (
-        str(VIDEOS) not in asking.client.get(f"/v1/ask/{id}").text
-    )  # of this machine
+    assert str(VIDEOS) not in asking.client.get(f"/v1/ask/{id}").text  # of this machine
 
     state = asking.state(id)
     AskState.model_validate(state)  # what the API's description promises

@@ -14,7 +14,11 @@ class AskServer(uvicorn.Server):
     would keep the server waiting otherwise."""
 
     def __init__(self, app: FastAPI, ready: Callable[[], None] = lambda: None) -> None:
-        super().__init__(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2))
+        # Connections stay open for longer than most clients keep them: a request is not lost to one that just closed.
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, timeout_keep_alive=120, timeout_graceful_shutdown=2
+        )
+        super().__init__(config)
         self._asks, self._ready = app.state.asks, ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

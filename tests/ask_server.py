@@ -19,8 +19,8 @@ from paravt.engines.scripted import Delayed, ScriptedEngine, Step
 from paravt.errors import EngineError
 from paravt.models import QwenVL
 from paravt.serve.api import create_app
-from paravt.serve.server import AskServer
 from paravt.serve.security import Access, listen
+from paravt.serve.server import AskServer
 from paravt.serve.videos import Library
 from paravt.turns import render_call
 

@@ -29,8 +29,8 @@ from paravt.serve.messages import (
     ask_summary,
     video_view,
 )
-from paravt.serve.player import Player
 from paravt.serve.page import ask_page
+from paravt.serve.player import Player
 from paravt.serve.security import Access, Guard
 from paravt.serve.uploads import receive_video
 from paravt.serve.videos import Library, Video

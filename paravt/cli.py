@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from paravt import data_cli, eval_cli, serve_cli
+from paravt import data_cli, eval_cli, report_cli, serve_cli
 from paravt.errors import EXIT_CODES, DataError, EngineError, ParaVTError
 from paravt.terminal import say
 
@@ -28,6 +28,7 @@ lab = typer.Typer(no_args_is_help=True, help="A world of generated videos and a 
 app.add_typer(lab, name="lab")
 app.add_typer(data_cli.app, name="data")
 app.add_typer(eval_cli.app, name="eval")
+report_cli.add_commands(app)
 serve_cli.add_commands(app)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,17 @@ def save_episode(episode: Episode, path: str | Path) -> None:
         raise DataError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
 
 
-def save_episodes(episodes: Iterable[tuple[str, Episode]], path: Path) -> None:
-    """Write episodes as JSONL, each with the name of its group. The directory is made. Raises OSError."""
+def save_episodes(
+    episodes: Iterable[tuple[str, Episode]], path: Path, credit: Iterable[Mapping[str, Any]] = ()
+) -> None:
+    """Write episodes as JSONL, each with the name of its group, and with its `credit` (`paravt.credit`) if there is
+    any. The directory is made. Raises OSError."""
     path.parent.mkdir(exist_ok=True)
-    rows = (json.dumps({"group": group, **episode_to_dict(episode)}) for group, episode in episodes)
-    write_whole(path, "".join(f"{row}\n" for row in rows))
+    rows = (
+        {"group": group, **({} if paid is None else {"credit": paid}), **episode_to_dict(episode)}
+        for (group, episode), paid in zip(episodes, chain(credit, repeat(None)), strict=False)
+    )
+    write_whole(path, "".join(f"{json.dumps(row)}\n" for row in rows))
 
 
 def load_episodes(path: Path) -> list[Episode]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,6 +15,7 @@ from rich.progress import Progress
 from rich.text import Text
 
 from paravt.config import RLRecipe
+from paravt.credit import TraceCredit
 from paravt.episodes import save_episodes
 from paravt.errors import DataError
 from paravt.files import write_whole
@@ -81,16 +82,28 @@ class Record:
         if self._metrics.path.exists() and not isinstance(error, DataError | OSError):
             plot_run(self._metrics.path, self._out / "curves.png")
 
-    def add(self, step: int, values: dict[str, float], timings: dict[str, float], groups: Sequence[Group]) -> bool:
+    def saves(self, step: int) -> bool:
+        """Whether the episodes of a step are kept."""
+        return step % self._recipe.episodes_every == 0 or step == 1
+
+    def add(
+        self,
+        step: int,
+        values: dict[str, float],
+        timings: dict[str, float],
+        groups: Sequence[Group],
+        credit: Sequence[Mapping[str, TraceCredit]] = (),
+    ) -> bool:
         """Write down a step; True if the collapse watch ends the run.
 
         `values` are the same in every run where runs are deterministic; `timings` are not, and have their own file.
+        `credit` is that of each episode of the groups, in their order, where the step is one that `saves`.
         """
         self._metrics.add(step, values)
         self._timings.add(step, timings)
-        if step % self._recipe.episodes_every == 0 or step == 1:
+        if self.saves(step):
             episodes = [(group.id, episode) for group in groups for episode in group.episodes]
-            save_episodes(episodes, self._out / "episodes" / f"step-{step:06d}.jsonl")
+            save_episodes(episodes, self._out / "episodes" / f"step-{step:06d}.jsonl", credit)
         every = {**values, **timings}
         for tracker in self._trackers:
             tracker.log(step, {name: value for name, value in every.items() if math.isfinite(value)})

@@ -12,6 +12,7 @@ import asyncio
 import copy
 import dataclasses
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from torch import Tensor
 from paravt.algo import CreditConfig, LossCounts, batch_marks_mean, loss_counts, loss_weights, rows_from_group
 from paravt.checkpoint import check_room, choose_checkpoint, load_checkpoint, save_checkpoint
 from paravt.config import RLRecipe, check_precision
+from paravt.credit import TraceCredit, group_credit
 from paravt.data import Cursor, SampleStream
 from paravt.learner import Learner, StepMetrics
 from paravt.metrics import Truth, learner_metrics, rollout_metrics, sampled_tokens, staleness_metrics
@@ -30,7 +32,7 @@ from paravt.models import QwenVL, load_model
 from paravt.provenance import claim_run
 from paravt.ranks import Ranks
 from paravt.record import Record
-from paravt.rollout import check_scored
+from paravt.rollout import Group, check_scored
 from paravt.sampler import Batch, Sampler, open_rollout
 from paravt.spans import byte_reader
 from paravt.trackers import check_trackers
@@ -117,7 +119,8 @@ class _Run:
         if step == 1:
             check_scored(batch.everyone)
         sampled = time.monotonic()
-        rows, learned = await self.learn(batch)
+        make = self.row_maker(batch)
+        rows, learned = await self.learn(batch, make)
         await self.engine.load_policy(self.learner.steps, await self.ranks.call(self.weights))
         ended = time.monotonic()
         stop = False
@@ -127,18 +130,28 @@ class _Run:
             values |= staleness_metrics(batch.everyone, step - 1, batch.stale)
             speed = sampled_tokens(batch.everyone) / (ended - started)
             timings = {"rollout": sampled - started, "learn": ended - sampled, "tokens_per_second": speed}
-            stop = record.add(step, values, timings, batch.everyone)
+            credit = self.credits(batch, make) if record.saves(step) else ()
+            stop = record.add(step, values, timings, batch.everyone, credit)
         stop = (await self.ranks.gather(stop))[0]
         if stop or step % self.recipe.checkpoint_every == 0 or step == self.recipe.steps:
             await self.save()
         return stop
 
-    async def learn(self, batch: Batch) -> tuple[int, StepMetrics | None]:
-        """The number of rows in all processes, and what the update did; None if there is nothing to learn from."""
+    def row_maker(self, batch: Batch) -> Callable[[Group], list[Row]]:
+        """Makes the rows of a group of the batch, whoever's it is."""
         groups = [(group.episodes, group.totals) for group in batch.everyone]
         centre = batch_marks_mean(groups, self.credit.anchor, self.token_bytes)
         make = partial(rows_from_group, config=self.credit, token_bytes=self.token_bytes, center=centre)
-        rows = [row for group in batch.mine for row in make(group.episodes, group.totals, group_id=group.id)]
+        return lambda group: make(group.episodes, group.totals, group_id=group.id)
+
+    def credits(self, batch: Batch, make: Callable[[Group], list[Row]]) -> list[dict[str, TraceCredit]]:
+        """Of all episodes of a batch, for people to look at."""
+        paid = (group_credit(group.episodes, make(group), group.id, self.token_bytes) for group in batch.everyone)
+        return [credit for group in paid for credit in group]
+
+    async def learn(self, batch: Batch, make: Callable[[Group], list[Row]]) -> tuple[int, StepMetrics | None]:
+        """The number of rows in all processes, and what the update did; None if there is nothing to learn from."""
+        rows = [row for group in batch.mine for row in make(group)]
         counts = sum(await self.ranks.gather(loss_counts(rows)), LossCounts())
         if not counts.rows:
             self.learner.steps += 1  # the step is counted all the same

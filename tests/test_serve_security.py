@@ -34,8 +34,8 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 @contextmanager
-def serving(at: Listening) -> Iterator[int]:
-    server = uvicorn.Server(uvicorn.Config(Guard(echo, at.access), log_level="error"))
+def serving(at: Listening, application: Any = echo) -> Iterator[int]:
+    server = uvicorn.Server(uvicorn.Config(Guard(application, at.access), log_level="error"))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[at.socket])), daemon=True)
     thread.start()
     yield at.socket.getsockname()[1]

@@ -207,7 +207,7 @@ def read_run(path: str | Path) -> Run:
         if head.config != config or head.sample.asked != hashes.get(key):
             strangers += 1
             continue
-        result = _result_from_row(row, asked[key])
+        result = result_from_row(row, asked[key])
         if result.episode.scored or key not in results or not results[key].episode.scored:
             results[key] = result
     grades, judge = _read_grades(out, results)
@@ -253,7 +253,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def _result_from_row(row: Mapping[str, Any], sample: Sample) -> Result:
+def result_from_row(row: Mapping[str, Any], sample: Sample) -> Result:
     """Raises DataError."""
     plain = {"id": "", "video": "", "question": "", "options": []}
     try:

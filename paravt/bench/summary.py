@@ -227,7 +227,7 @@ def _credit(row: Verdict) -> float:
 
 def _breakdown(rows: Judged, key: str) -> dict[str, Part]:
     """By the values of a key; a value that is a list counts for each of its entries, None for none."""
-    named = [(name, row) for result, row in rows for name in _kinds(result.episode.sample, key)]
+    named = [(name, row) for result, row in rows for name in kinds_of(result.episode.sample, key)]
     return _parts(sorted(named, key=lambda one: one[0]))
 
 
@@ -243,7 +243,8 @@ def macro_mean(parts: Mapping[str, Part]) -> float:
     return fmean(part.accuracy for part in parts.values())
 
 
-def _kinds(sample: Sample, key: str) -> list[str]:
+def kinds_of(sample: Sample, key: str) -> list[str]:
+    """The parts of a breakdown that a sample is in."""
     value = sample.metadata.get(key)
     values = value if isinstance(value, list | tuple) else [value]
     return [str(entry) for entry in dict.fromkeys(values) if entry is not None]

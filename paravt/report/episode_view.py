@@ -39,7 +39,8 @@ _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 class Credit:
     """What the sampled tokens of a trace were paid, in their order, and how they are spelled: equally long."""
 
-    advantages: tuple[float, ...]
+    advantages: tuple[float, ...] | None
+    """None if nothing was learned from the trace."""
     spelled: tuple[str, ...]
 
 
@@ -241,8 +242,10 @@ class _Payer:
     """Deals the credit of a trace out to its segments; credit of another number of tokens is no credit."""
 
     def __init__(self, credit: Credit | None, tokens: int) -> None:
-        fits = credit is not None and len(credit.advantages) == len(credit.spelled) == tokens
-        self._credit = credit if fits else None
+        lengths = (
+            set() if credit is None else {len(kept) for kept in (credit.advantages, credit.spelled) if kept is not None}
+        )
+        self._credit = credit if lengths == {tokens} else None
         self._at = 0
 
     def next(self, tokens: int) -> tuple[list[str] | None, list[float] | None]:
@@ -250,7 +253,9 @@ class _Payer:
             return None, None
         part = slice(self._at, self._at + tokens)
         self._at += tokens
-        return list(self._credit.spelled[part]), [round(_number(v), 4) for v in self._credit.advantages[part]]
+        advantages = self._credit.advantages
+        paid = None if advantages is None else [round(_number(value), 4) for value in advantages[part]]
+        return list(self._credit.spelled[part]), paid
 
 
 def _turns(episode: Episode, credit: Credit | None) -> list[TurnView]:

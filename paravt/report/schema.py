@@ -7,21 +7,18 @@ from __future__ import annotations
 
 from typing import Literal
 
-from typing_extensions import TypedDict  # of `typing` only from Python 3.12 on, for pydantic
+from typing_extensions import NotRequired, TypedDict  # those of Python 3.10 cannot be validated
 
 PieceKind = Literal["sampled", "forced", "context"]
 RunKind = Literal["rl", "sft", "evaluation", "episodes"]
 Cell = str | float | None
 
 
-class _Thumbnail(TypedDict):
+class Thumbnail(TypedDict):
     time: float
     picture: str | None
-    """A data URI; None where the frame could not be had."""
-
-
-class Thumbnail(_Thumbnail, total=False):
-    why: str
+    """A data URI, or in a file `#NAME/KEY`: entry KEY of the pictures NAME. None where the frame could not be had."""
+    why: NotRequired[str]
 
 
 class PieceView(TypedDict):
@@ -114,12 +111,9 @@ class EpisodeRow(TypedDict):
     seconds: float
 
 
-class _TableRow(TypedDict):
+class TableRow(TypedDict):
     cells: list[Cell]
-
-
-class TableRow(_TableRow, total=False):
-    link: list[str]
+    link: NotRequired[list[str]]
     """The ids of episodes."""
 
 
@@ -157,3 +151,6 @@ class Report(TypedDict):
 
 
 Chunk = dict[str, EpisodeView]
+"""Episodes by id."""
+PictureShard = dict[str, str]
+"""Data URIs by key: pictures that many episodes show are in a file once."""

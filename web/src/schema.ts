@@ -94,7 +94,11 @@ export interface Episode {
   sampled_tokens: number;
 }
 
-/** `picture` is a data URI (image/webp or jpeg), or null where the frame could not be had (`why` says so). */
+/** Data URIs by key: what many episodes of a static page show, in it once, as chunks are: the element `pictures-NAME`. */
+export type Pictures = Record<string, string>;
+
+/** `picture` is a data URI (image/webp or jpeg), `#NAME/KEY` (entry KEY of the pictures NAME; static pages only), or null
+ * where the frame could not be had (`why` says so). */
 export interface Thumbnail {
   time: number;
   picture: string | null;

@@ -11,7 +11,7 @@ interface Props {
   onAsked: (id: string) => void;
 }
 
-const DISPATCH: [AskRequest["dispatch"], string][] = [["parallel", "parallel: all windows at once"], ["sequential", "sequential: one window in a turn"], ["none", "none: overview only"]];
+const DISPATCH: [AskRequest["dispatch"], string][] = [["parallel", "parallel"], ["sequential", "one by one"], ["none", "overview only"]];
 
 export function Form({ videos, video, onVideo, onUploaded, onAsked }: Props) {
   const [sent, setSent] = useState<number | null>(null);
@@ -79,8 +79,8 @@ export function Form({ videos, video, onVideo, onUploaded, onAsked }: Props) {
       <label class="stack">Question<textarea name="question" rows={3} required maxLength={4000} /></label>
       <label class="stack">Options, one on each line, if there are any<textarea name="options" rows={2} /></label>
       <div class="two">
-        <label class="stack">Overview frames (K)<input name="frame_budget" type="number" min={1} max={1024} defaultValue="16" required /></label>
-        <label class="stack">Dispatch<select name="dispatch">{DISPATCH.map(([name, label]) => <option key={name} value={name}>{label}</option>)}</select></label>
+        <label class="stack">Frames (K)<input name="frame_budget" type="number" min={1} max={1024} defaultValue="16" required /></label>
+        <label class="stack">Crops<select name="dispatch">{DISPATCH.map(([name, label]) => <option key={name} value={name}>{label}</option>)}</select></label>
       </div>
       {problem && <p class="errors" role="alert">{problem}</p>}
       <button type="submit" class="primary" disabled={busy || !video}>{busy ? "Sending…" : "Ask"}</button>

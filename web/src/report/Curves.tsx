@@ -33,7 +33,9 @@ export function Curves({ report, state, change }: { report: Report; state: State
           </select></label>
         )}
       </div>
-      {sections(runs).map(([title, names]) => <Section key={title} title={title} names={names} open={title !== "More"} chart={(name) => <Chart key={name} name={name} {...lines(groups, hidden, name, band)} />} />)}
+      <div class="sections">
+        {sections(runs).map(([title, names]) => <Section key={title} title={title} names={names} open={title !== "More"} chart={(name) => <Chart key={name} name={name} {...lines(groups, hidden, name, band)} />} />)}
+      </div>
     </section>
   );
 }
@@ -41,7 +43,7 @@ export function Curves({ report, state, change }: { report: Report; state: State
 function Section({ title, names, open, chart }: { title: string; names: string[]; open: boolean; chart: (name: string) => preact.JSX.Element }) {
   const [shown, setShown] = useState(open);
   return (
-    <details class="section" open={open} onToggle={(event) => setShown(event.currentTarget.open)}>
+    <details class="section" open={open} style={{ "--four": Math.min(4, names.length), "--two": Math.min(2, names.length) }} onToggle={(event) => setShown(event.currentTarget.open)}>
       <summary><h2>{title}</h2> <span class="muted">{names.length}</span></summary>
       {shown && <div class="charts">{names.map(chart)}</div>}
     </details>
@@ -68,7 +70,7 @@ function Chart({ name, steps, lines }: { name: string; steps: number[]; lines: L
         legend: { show: false },
         cursor: { sync: { key: "steps" }, y: false, drag: { x: true, y: false } },
         scales: { x: { time: false } },
-        axes: [axis, { ...axis, size: 48, values: (_, values) => values.map((value) => number(value)) }],
+        axes: [{ ...axis, size: 26 }, { ...axis, size: 48, values: (_, values) => values.map((value) => number(value)) }],
         series: [
           {},
           ...lines.flatMap(({ place }): uPlot.Series[] => [

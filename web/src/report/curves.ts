@@ -22,7 +22,7 @@ export const SECTIONS: [string, RegExp][] = [
   ["Loss", /loss|perplexity/],
   ["Entropy", /entropy/],
   ["KL", /kl(_|$)/],
-  ["Mismatch of sampler and learner", /mismatch|importance|truncated/],
+  ["Mismatch", /mismatch|importance|truncated/],
   ["Staleness", /^stale/],
   ["Throughput", /per_second|throughput|^rollout$|^learn$|seconds$/],
 ];

@@ -69,7 +69,7 @@ function Page({ report, problem }: { report: Report; problem: string | null }) {
         <h1>{report.title}</h1>
         {report.live && <span class={problem ? "chip poor" : "chip good"} role="status">{problem ?? "live"}</span>}
         <nav aria-label="Parts of the report">
-          {tabs.map(([name, label]) => <button key={name} type="button" aria-current={tab === name ? "page" : undefined} onClick={() => change({ tab: name, ep: null, beside: null, group: null, other: null })}>{label}</button>)}
+          {tabs.map(([name, label]) => <button key={name} type="button" aria-current={(open === tab ? tab : "episodes") === name ? "page" : undefined} onClick={() => change({ tab: name, ep: null, beside: null, group: null, other: null })}>{label}</button>)}
         </nav>
       </header>
       <main>

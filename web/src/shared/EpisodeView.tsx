@@ -106,7 +106,7 @@ function Crop({ crop, heat, most, seek, onClose }: { crop: CropView | null; heat
   return (
     <section class="crop" aria-label={`Call ${cropName(crop)}`}>
       <header>
-        <h3>Call {cropName(crop)} <span class={`chip status ${crop.status}`}>{STATUS[crop.status].glyph} {STATUS[crop.status].word}</span></h3>
+        <h3>Call {cropName(crop)} <span class={`bar ${crop.status}`} /> {STATUS[crop.status].glyph} {STATUS[crop.status].word}</h3>
         <span class="facts muted"><span>{windowOf(crop)}</span><span>{plural(crop.frames.length, "frame")}</span><span>{plural(crop.sampled_tokens, "token")}</span><span>{number(crop.seconds)} s</span></span>
         <button type="button" class="close" onClick={onClose} aria-label="Close this call">✕</button>
       </header>
@@ -119,7 +119,12 @@ function Crop({ crop, heat, most, seek, onClose }: { crop: CropView | null; heat
       {crop.missing.length > 0 && <ul class="errors" aria-label="Missing frames">{crop.missing.map((why, index) => <li key={index}>{why}</li>)}</ul>}
       {crop.report !== null && <blockquote><Timed text={crop.report} seek={seek} /></blockquote>}
       <details class="context"><summary>The call as it was written</summary><pre class="piece">{crop.call}</pre></details>
-      <Pieces pieces={crop.pieces} heat={heat} most={most} seek={seek} />
+      {crop.pieces.length > 0 && (
+        <details class="context" open={heat !== "off"}>
+          <summary>What the sub-agent was given and wrote</summary>
+          <Pieces pieces={crop.pieces} heat={heat} most={most} seek={seek} />
+        </details>
+      )}
     </section>
   );
 }

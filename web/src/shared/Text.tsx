@@ -79,6 +79,7 @@ export function Pieces({ pieces, heat, most, seek }: { pieces: PieceView[]; heat
   return (
     <>
       {pieces.map((piece, index) => {
+        if (!piece.text && !piece.images) return null;
         const size = [plural(piece.tokens, "token"), ...(piece.images ? [plural(piece.images, "image")] : [])].join(", ");
         if (piece.kind === "context") {
           return (

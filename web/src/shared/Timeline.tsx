@@ -73,7 +73,7 @@ export function Timeline({ episode, chosen, onChoose, at, seek }: Props) {
             type="button"
             class="thumb"
             tabIndex={index ? -1 : 0}
-            style={{ left: `${share(frame.time) * 100}%`, width, transform: `translateX(${-share(frame.time) * 100}%)` }}
+            style={{ "--width": width, "--at": `${share(frame.time) * 100}%` }}
             aria-label={`Overview frame at ${clock(frame.time, true)}`}
             onClick={() => seek(frame.time)}
             {...hints(share(frame.time), <><Frame frame={frame} size="large" /><div>{clock(frame.time, true)} <span class="muted">({number(frame.time)} s)</span></div></>)}

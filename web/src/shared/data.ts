@@ -1,8 +1,9 @@
 // Where a page's data comes from: the page itself (static files) or the server beside it (`paravt view`).
-import type { Chunk, Episode, Report } from "../schema";
+import type { Chunk, Episode, Pictures, Report, Thumbnail } from "../schema";
 import { get } from "./net";
 
 const chunks = new Map<string, Promise<Chunk>>();
+const pictures = new Map<string, Promise<Pictures>>();
 
 /** Text of base64 over zlib over JSON, the form in which static pages hold their data. */
 async function inflate(text: string): Promise<unknown> {
@@ -32,8 +33,26 @@ export async function loadEpisode(chunk: string, id: string): Promise<Episode> {
       loading.catch(() => chunks.delete(chunk));
     }
     const found = Object.entries(await loading).find(([key]) => key === id);
-    if (found) return found[1];
+    if (found) return withPictures(found[1]);
     chunks.delete(chunk); // a chunk of a run that goes on has grown since
   }
   throw new Error(`Episode ${id} is not in chunk ${chunk}.`);
+}
+
+/** The episode with the pictures that its file has once for many episodes. */
+async function withPictures(episode: Episode): Promise<Episode> {
+  const [overview, crops] = await Promise.all([
+    Promise.all(episode.overview.map(resolve)),
+    Promise.all(episode.crops.map(async (crop) => ({ ...crop, frames: await Promise.all(crop.frames.map(resolve)) }))),
+  ]);
+  return { ...episode, overview, crops };
+}
+
+async function resolve(frame: Thumbnail): Promise<Thumbnail> {
+  const [, name, key] = /^#([\w-]+)\/(.*)$/s.exec(frame.picture ?? "") ?? [];
+  if (name === undefined || key === undefined) return frame;
+  const loading = pictures.get(name) ?? load<Pictures>(`pictures-${name}`, `data/pictures/${name}.json`);
+  pictures.set(name, loading);
+  const held = await loading;
+  return { ...frame, picture: Object.hasOwn(held, key) ? held[key] : null };
 }

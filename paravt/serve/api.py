@@ -16,6 +16,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from paravt import __version__
 from paravt.agent import EpisodeConfig
 from paravt.engines.base import Engine
+from paravt.report.page import asset, policy, render
 from paravt.serve.asks import Ask, Asks, Logged, QueueFull
 from paravt.serve.messages import (
     Accepted,
@@ -29,7 +30,6 @@ from paravt.serve.messages import (
     ask_summary,
     video_view,
 )
-from paravt.serve.page import ask_page
 from paravt.serve.player import Player
 from paravt.serve.security import Access, Guard
 from paravt.serve.uploads import receive_video
@@ -130,9 +130,13 @@ def create_app(
     KnownVideo = Annotated[Video, Depends(known_video)]
     KnownAsk = Annotated[Ask[Asked], Depends(known_ask)]
 
+    script, style = asset("ask.js"), asset("ask.css")
+    page = render("ParaVT: ask", {}, script, style, served=True)
+    allowed = policy(script, style, served=True) + "; frame-ancestors 'none'"
+
     @app.get("/", include_in_schema=False)
-    def page() -> Response:
-        return ask_page()
+    def index() -> Response:
+        return Response(page, media_type="text/html", headers={"Content-Security-Policy": allowed})
 
     # ------------------------------------------------------------------ videos
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from threading import Lock
 
 from paravt.errors import DataError, VideoError
+from paravt.report.reading import real_file
 from paravt.terminal import clock
 from paravt.video import VideoInfo, open_video
 from paravt.video.source import file_identity
@@ -66,11 +67,7 @@ def open_root(directory: Path) -> Path:
 def inside(root: Path, relative: str) -> Path | None:
     """The real path of the regular file `relative` below `root` (itself a real path); None if there is none, or if
     it is somewhere else."""
-    try:
-        path = (root / relative).resolve(strict=True)
-    except (OSError, RuntimeError, ValueError):  # not there, a loop of links, a zero byte
-        return None
-    return path if path.is_relative_to(root) and path.is_file() else None
+    return real_file(root / relative, [root])
 
 
 def video_files(root: Path) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The Model Context Protocol: the SDK's own client with the command as its server, and with a server in this process."""
+"""The Model Context Protocol: the SDK's own client, with the command as its server and with one in this process."""
 
 from __future__ import annotations
 
@@ -85,7 +85,16 @@ async def test_tools_answers_and_progress(tiny: QwenVL, root: Path) -> None:
 async def test_errors_are_one_line_and_nothing_outside_is_opened(tiny: QwenVL, root: Path) -> None:
     secret = root.parent / "secret.mp4"
     async with client_of(Choosing(tiny), root) as client:
-        for name in (str(secret), "../secret.mp4", "talks/../../secret.mp4", "out.mp4", "talks", "", "a\0b", "x\n" * 999):
+        for name in (
+            str(secret),
+            "../secret.mp4",
+            "talks/../../secret.mp4",
+            "out.mp4",
+            "talks",
+            "",
+            "a\0b",
+            "x\n" * 999,
+        ):
             failed, said = await call(client, video=name, question="What?")
             assert failed, name
             assert said.startswith("there is no video"), said

@@ -32,8 +32,8 @@ from paravt.serve.messages import (
 )
 from paravt.serve.player import Player
 from paravt.serve.security import Access, Guard
-from paravt.serve.uploads import receive_video
-from paravt.serve.videos import Library, Video
+from paravt.serve.uploads import receive_video, whole_number
+from paravt.serve.videos import MEDIA_TYPES, Library, Video
 from paravt.video import FrameReader
 
 _UPLOAD_BODY = {
@@ -122,7 +122,7 @@ def create_app(
         return ask
 
     def last_seen(ask: Annotated[Ask[Asked], Depends(known_ask)], last_event_id: Annotated[str, Header()] = "") -> int:
-        seen = int(last_event_id) if last_event_id.isascii() and last_event_id.isdigit() else 0
+        seen = whole_number(last_event_id)
         if ask.over and ask.log[-1].number <= seen:
             raise HTTPException(204)  # tells an EventSource not to come again
         return seen
@@ -175,7 +175,7 @@ def create_app(
     )
     def video_file(video: KnownVideo) -> FileResponse:
         # Whatever the file's name says, it is never a page.
-        return FileResponse(video.path, media_type="video/mp4" if video.path.suffix != ".webm" else "video/webm")
+        return FileResponse(video.path, media_type=MEDIA_TYPES.get(video.path.suffix.lower(), "video/mp4"))
 
     # ------------------------------------------------------------------ asks
 

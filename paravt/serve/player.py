@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
 from paravt.agent import CropDone, CropStarted, EpisodeConfig, Event, OverviewRead, TurnTaken
 from paravt.engines.base import Engine
 from paravt.errors import VideoError
 from paravt.report.episode_view import crop_view, episode_view, thumbnails
 from paravt.report.pictures import OVERVIEW_WIDTH, Picture, frame_picture
-from paravt.report.schema import EpisodeView, Thumbnail
+from paravt.report.schema import Thumbnail
 from paravt.serve.asks import Ask, Ending
 from paravt.serve.follow import follow_episode
 from paravt.serve.messages import Asked
@@ -47,9 +46,7 @@ class Player:
                     if isinstance(event, Episode):
                         return await self._ending(event, video, ask.id, pictures)
                     await self._tell(ask, event, video, config, pictures)
-        except VideoError as error:  # of the overview's pictures, if the file is gone meanwhile
-            return _failed(plain(str(error), video))
-        except ValueError as error:  # what the engine cannot do
+        except (VideoError, ValueError) as error:  # the file is gone meanwhile; what the engine cannot do
             return _failed(plain(str(error), video))
         raise AssertionError("an episode ends with an episode")
 
@@ -82,14 +79,13 @@ class Player:
     async def _ending(self, episode: Episode, video: Video, id: str, pictures: _Pictures) -> Ending:
         if (message := failure(episode, video)) is not None:
             return _failed(message)
-        view: Callable[[], EpisodeView] = lambda: episode_view(  # noqa: E731
-            episode, pictures, id=id, video_url=f"/v1/videos/{video.id}/file"
-        )
+        url = f"/v1/videos/{video.id}/file"
+        view = partial(episode_view, episode, pictures, id=id, video_url=url)
         shown = await asyncio.to_thread(view)
         shown["video"] = video.name
         for error in shown["errors"]:
             error["message"] = plain(error["message"], video)
-        return Ending("done", {"episode": shown}, answer=episode.answer)
+        return Ending("done", {"episode": shown}, answer=None if episode.answer is None else _text(episode.answer))
 
 
 class _Pictures:
@@ -125,9 +121,13 @@ def failure(episode: Episode, video: Video) -> str | None:
 
 def plain(message: str, video: Video) -> str:
     """A failure in one line, without where on this machine the file is."""
-    text = message.replace(str(video.path), video.name).replace(os.path.realpath(video.path), video.name)
-    return " ".join(text.split())
+    return " ".join(_text(message.replace(str(video.path), video.name)).split())
 
 
 def _failed(message: str) -> Ending:
     return Ending("failed", {"message": message}, message=message)
+
+
+def _text(text: str) -> str:
+    """Without halves of characters, which JSON can hold and UTF-8 cannot."""
+    return text.encode("utf-8", "replace").decode()

@@ -30,8 +30,7 @@ async def receive_video(request: Request, library: Library, max_bytes: int) -> V
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
         raise HTTPException(422, _FORM)
-    length = request.headers.get("content-length", "")
-    declared = int(length) if length.isascii() and length.isdigit() else 0
+    declared = whole_number(request.headers.get("content-length", ""))
     if declared > max_bytes + _HEADERS:
         raise _too_large(max_bytes)
     if shutil.disk_usage(library.uploads).free < declared + _RESERVE:
@@ -54,6 +53,11 @@ async def receive_video(request: Request, library: Library, max_bytes: int) -> V
         raise HTTPException(507, f"the upload cannot be stored: {error.strerror or 'input/output error'}") from None
     finally:
         form.drop()
+
+
+def whole_number(header: str) -> int:
+    """0 for what is none."""
+    return int(header) if header.isascii() and header.isdigit() and len(header) < 20 else 0
 
 
 def _too_large(max_bytes: int) -> HTTPException:

@@ -25,9 +25,13 @@ from paravt.terminal import clock
 from paravt.video import VideoInfo, open_video
 from paravt.video.source import file_identity
 
-SUFFIXES = (".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ogv", ".ts",
-            ".vob", ".webm", ".wmv")  # fmt: skip
-"""Of the files that are listed below a directory."""
+MEDIA_TYPES = {
+    ".3gp": "video/3gpp", ".avi": "video/x-msvideo", ".flv": "video/x-flv", ".m2ts": "video/mp2t", ".m4v": "video/mp4",
+    ".mkv": "video/x-matroska", ".mov": "video/quicktime", ".mp4": "video/mp4", ".mpeg": "video/mpeg",
+    ".mpg": "video/mpeg", ".mts": "video/mp2t", ".ogv": "video/ogg", ".ts": "video/mp2t", ".vob": "video/mpeg",
+    ".webm": "video/webm", ".wmv": "video/x-ms-wmv",
+}  # fmt: skip
+"""Of the files that are listed below a directory, by their suffix."""
 MOST_LISTED = 2000
 """Files of a directory that are looked at for the list."""
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -75,7 +79,7 @@ def video_files(root: Path) -> Iterator[str]:
     for directory, below, names in os.walk(root):
         below[:] = sorted(name for name in below if not name.startswith("."))
         for name in sorted(names):
-            if not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES:
+            if not name.startswith(".") and os.path.splitext(name)[1].lower() in MEDIA_TYPES:
                 yield os.path.relpath(os.path.join(directory, name), root)
 
 

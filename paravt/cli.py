@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from paravt import data_cli, eval_cli, plan_cli, report_cli
+from paravt import data_cli, eval_cli, plan_cli, report_cli, serve_cli
 from paravt.errors import EXIT_CODES, DataError, EngineError, ParaVTError
 from paravt.terminal import say
 
@@ -30,6 +30,7 @@ app.add_typer(data_cli.app, name="data")
 app.add_typer(eval_cli.app, name="eval")
 app.command()(plan_cli.plan)
 report_cli.add_commands(app)
+serve_cli.add_commands(app)
 
 
 class DispatchMode(str, Enum):

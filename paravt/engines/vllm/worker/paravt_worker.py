@@ -1,0 +1,128 @@
+"""Inside of vLLM: weight transfer by a file or by gloo, for servers whose workers can do neither.
+
+    PYTHONPATH=<this directory> vllm serve MODEL --worker-extension-cls paravt_worker.Extension \
+        --weight-transfer-config '{"backend": "paravt_file"}'        (or "paravt_gloo")
+
+vLLM imports the module in each worker, before the model is loaded. It imports nothing of the package beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.platforms import current_platform
+
+_PATIENCE = timedelta(seconds=120)
+
+
+def repack_tied_head(model: Any) -> None:
+    """On CPUs the head multiplies with a packed copy of its weights. A head that is tied to the embedding has no tensor
+    of its own among those that are loaded, so nothing would pack it anew, and it would go on with the old ones."""
+    if not current_platform.is_cpu() or not getattr(model.config, "tie_word_embeddings", False):
+        return
+    embedding = next(part for name, part in model.named_modules() if name.endswith("embed_tokens"))
+    for part in model.modules():
+        if isinstance(part, ParallelLMHead):
+            part.weight = embedding.weight
+            part.quant_method.process_weights_after_loading(part)
+
+
+class _Reloading(WeightTransferEngine):  # type: ignore[misc]
+    def start_weight_update(self) -> None:
+        initialize_layerwise_reload(self.model)
+
+    def finish_weight_update(self) -> None:
+        finalize_layerwise_reload(self.model, self.model_config)
+        repack_tied_head(self.model)
+
+    def shutdown(self) -> None:
+        return None
+
+
+@dataclass
+class FileInit(WeightTransferInitInfo):  # type: ignore[misc]
+    pass
+
+
+@dataclass
+class FileUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
+    path: str = ""
+
+
+class FileEngine(_Reloading):
+    init_info_cls, update_info_cls = FileInit, FileUpdate
+
+    def init_transfer_engine(self, init_info: FileInit) -> None:
+        return None
+
+    def receive_weights(self, update_info: FileUpdate) -> None:
+        def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+            with safe_open(update_info.path, "pt") as file:
+                for name in file.keys():  # noqa: SIM118 (not a mapping)
+                    yield name, file.get_tensor(name).to(self.device)
+
+        self.model.load_weights(tensors())
+
+
+@dataclass
+class GlooInit(WeightTransferInitInfo):  # type: ignore[misc]
+    host: str = ""
+    port: int = 0
+    world_size: int = 2
+    rank_offset: int = 1
+
+
+@dataclass
+class GlooUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
+    names: list[str] = field(default_factory=list)
+    dtype_names: list[str] = field(default_factory=list)
+    shapes: list[list[int]] = field(default_factory=list)
+
+
+class GlooEngine(_Reloading):
+    """The sender has rank 0, and the workers those after it."""
+
+    init_info_cls, update_info_cls = GlooInit, GlooUpdate
+    group: Any = None
+
+    def init_transfer_engine(self, init_info: GlooInit) -> None:
+        parallel = self.parallel_config
+        worker = parallel.data_parallel_index * parallel.world_size + dist.get_rank()
+        store = dist.TCPStore(init_info.host, init_info.port, init_info.world_size, False, _PATIENCE)
+        rank = init_info.rank_offset + worker
+        self.group = dist.ProcessGroupGloo(store, rank, init_info.world_size, _PATIENCE)
+
+    def receive_weights(self, update_info: GlooUpdate) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank = options.rootTensor = 0
+
+        def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+            rows = zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True)
+            for name, dtype, shape in rows:
+                tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+                self.group.broadcast([tensor], options).wait()
+                yield name, tensor.to(self.device)
+
+        self.model.load_weights(tensors())
+
+
+WeightTransferEngineFactory.register_engine("paravt_file", FileEngine)
+WeightTransferEngineFactory.register_engine("paravt_gloo", GlooEngine)
+
+
+class Extension:
+    """vLLM's workers get it as a base; it is here for the module to be imported."""

@@ -31,7 +31,9 @@ from paravt.engines.vllm.canary import Canary, difference
 from paravt.engines.vllm.spawn import ServerProcess
 from paravt.engines.vllm.wire import DataUrls, PromptMismatch, collapsed
 from paravt.errors import EngineError
+from paravt.lab.tiny import TinyShape, build_model, build_processor, train_tokenizer
 from paravt.models import QwenVL
+from paravt.prompts import Prompts
 from paravt.types import Frame, ImagePart, Message, Row, TextPart
 from paravt.watch import WatchConfig, check_mismatch
 
@@ -39,6 +41,14 @@ QUICK = dict(health_every=0.1, patience=10.0, start_timeout=10.0, timeout=20.0)
 WARM = Sampling(max_tokens=8, temperature=0.7, seed=5)
 IMAGE_TOKENS = 4
 """Of a frame of 64 x 64 px."""
+
+
+@pytest.fixture(scope="module")
+def model() -> QwenVL:
+    """Of which the vocabulary and the sizes of frames are used."""
+    shape = TinyShape(frame_side=96)
+    tokenizer = train_tokenizer([Prompts().system, "<12.5 seconds> 0123456789"], Prompts().fixed_phrases())
+    return QwenVL(build_model(tokenizer, shape), build_processor(tokenizer, shape))
 
 
 class Learner:
@@ -70,8 +80,8 @@ def prompt(chat: TokenChat, frames: Sequence[Frame] = (), episode: int = 0, trac
 
 
 @pytest.fixture
-def servers(tiny: QwenVL) -> Iterator[list[FakeVLLM]]:
-    running = [FakeVLLM(tiny.chat, IMAGE_TOKENS) for _ in range(2)]
+def servers(model: QwenVL) -> Iterator[list[FakeVLLM]]:
+    running = [FakeVLLM(model.chat, IMAGE_TOKENS) for _ in range(2)]
     for server in running:
         server.start()
     yield running
@@ -81,14 +91,14 @@ def servers(tiny: QwenVL) -> Iterator[list[FakeVLLM]]:
 
 
 @pytest.fixture
-async def make(tiny: QwenVL, tmp_path: Path) -> AsyncIterator[Callable[..., VLLMEngine]]:
+async def make(model: QwenVL, tmp_path: Path) -> AsyncIterator[Callable[..., VLLMEngine]]:
     made: list[VLLMEngine] = []
 
     def engine(servers: Sequence[FakeVLLM], learner: Learner | None = None, **options: Any) -> VLLMEngine:
         transfer = open_transfer("file", directory=tmp_path, address="127.0.0.1", device="cpu")
         config = VLLMConfig(**(QUICK | options))
         urls = [server.url for server in servers]
-        made.append(VLLMEngine(tiny.chat, tiny.banned_ids, learner or Learner(), transfer, config, urls))
+        made.append(VLLMEngine(model.chat, model.banned_ids, learner or Learner(), transfer, config, urls))
         return made[-1]
 
     yield engine
@@ -115,10 +125,10 @@ Make = Callable[..., VLLMEngine]
 # ---------------------------------------------------------------------------------------------------- one request
 
 
-async def test_token_ids_go_in_and_come_out(tiny: QwenVL, servers: list[FakeVLLM], make: Make) -> None:
+async def test_token_ids_go_in_and_come_out(model: QwenVL, servers: list[FakeVLLM], make: Make) -> None:
     engine = make(servers[:1])
     await load(engine, 7, 0.25)
-    asked = prompt(tiny.chat, [frame(1), frame(2)])
+    asked = prompt(model.chat, [frame(1), frame(2)])
     first, second = await engine.generate(asked, WARM, n=2)
     assert first == second
     assert first.logprobs == (-0.25,) * len(first.ids)
@@ -127,26 +137,26 @@ async def test_token_ids_go_in_and_come_out(tiny: QwenVL, servers: list[FakeVLLM
     assert first.usage.prompt_tokens == len(asked.ids)
     engine.chat.check(first)
     (body,) = servers[0].requests
-    assert body["token_ids"].count(tiny.chat.image_id) == 2  # one for each image; the server expands them
+    assert body["token_ids"].count(model.chat.image_id) == 2  # one for each image; the server expands them
     assert len(body["content_parts"]) == 2
     assert all(part["url"].startswith("data:image/png;base64,") for part in body["content_parts"])
     sent = body["sampling_params"]
-    assert {int(token) for token in sent["logit_bias"]} == set(tiny.banned_ids)
-    assert set(sent["stop_token_ids"]) == tiny.chat.stop_ids
+    assert {int(token) for token in sent["logit_bias"]} == set(model.banned_ids)
+    assert set(sent["stop_token_ids"]) == model.chat.stop_ids
     assert (sent["top_p"], sent["top_k"], sent["repetition_penalty"]) == (1.0, 0, 1.0)
     assert (sent["temperature"], sent["seed"], sent["n"]) == (0.7, 5, 2)
 
 
-async def test_another_expansion_of_the_prompt_is_an_error(tiny: QwenVL, servers: list[FakeVLLM], make: Make) -> None:
+async def test_another_expansion_of_the_prompt_is_an_error(model: QwenVL, servers: list[FakeVLLM], make: Make) -> None:
     engine = make(servers[:1])
     await load(engine, 0, 0.5)
     servers[0].tokens_per_image = 9
     with pytest.raises(PromptMismatch, match=r"made 9 placeholders of 1 images, we 4: it resizes frames"):
-        await engine.generate(prompt(tiny.chat, [frame(1)]), WARM)
+        await engine.generate(prompt(model.chat, [frame(1)]), WARM)
     assert len(servers[0].requests) == 1
 
 
-async def test_a_server_that_resizes_frames_is_never_let_in(tiny: QwenVL, servers: list[FakeVLLM], make: Make) -> None:
+async def test_a_server_that_resizes_frames_is_never_let_in(model: QwenVL, servers: list[FakeVLLM], make: Make) -> None:
     servers[0].tokens_per_image = 16
     with pytest.raises(EngineError, match="it resizes frames; start it with the --mm-processor-kwargs"):
         await load(make(servers[:1]), 0, 0.5)
@@ -158,32 +168,32 @@ async def test_raw_logprobs_are_refused(servers: list[FakeVLLM], make: Make) -> 
         await load(make(servers[:1]), 0, 0.5)
 
 
-async def test_a_refused_request_is_not_sent_elsewhere(tiny: QwenVL, servers: list[FakeVLLM], make: Make) -> None:
+async def test_a_refused_request_is_not_sent_elsewhere(model: QwenVL, servers: list[FakeVLLM], make: Make) -> None:
     engine = make(servers)
     await load(engine, 0, 0.5)
     for server in servers:
         server.answers = [400]
     with pytest.raises(EngineError, match="400: told to fail with 400"):
-        await engine.generate(prompt(tiny.chat), WARM)
+        await engine.generate(prompt(model.chat), WARM)
     assert sum(len(server.requests) for server in servers) == 1
 
 
-async def test_a_prompt_that_does_not_fit_says_so(tiny: QwenVL, servers: list[FakeVLLM], make: Make) -> None:
+async def test_a_prompt_that_does_not_fit_says_so(model: QwenVL, servers: list[FakeVLLM], make: Make) -> None:
     engine = make(servers[:1])
     await load(engine, 0, 0.5)
     assert engine.chat.context_limit == 2048  # the server's, which is shorter than the model's
-    word = prompt(tiny.chat).ids[-1:]
+    word = prompt(model.chat).ids[-1:]
     with pytest.raises(EngineError, match="a prompt of 2048 tokens: the server takes 2048"):
         await engine.generate(Prompt(word * 2048, ()), WARM)
     await engine.generate(Prompt(word * 2045, ()), WARM)
     assert servers[0].requests[-1]["sampling_params"]["max_tokens"] == 3
 
 
-def test_placeholders_must_fit_the_frames(tiny: QwenVL) -> None:
-    asked = prompt(tiny.chat, [frame(1), frame(2)])
-    pads = [i for i, token in enumerate(asked.ids) if token == tiny.chat.image_id]
+def test_placeholders_must_fit_the_frames(model: QwenVL) -> None:
+    asked = prompt(model.chat, [frame(1), frame(2)])
+    pads = [i for i, token in enumerate(asked.ids) if token == model.chat.image_id]
     assert len(pads) == 2 * IMAGE_TOKENS
-    assert collapsed(asked.ids, asked.images, tiny.chat).count(tiny.chat.image_id) == 2
+    assert collapsed(asked.ids, asked.images, model.chat).count(model.chat.image_id) == 2
     for ids, images in (
         (asked.ids, asked.images[:1]),
         (asked.ids, (*asked.images, frame(3))),
@@ -191,7 +201,7 @@ def test_placeholders_must_fit_the_frames(tiny: QwenVL) -> None:
         (asked.ids[: pads[-1]], asked.images),
     ):
         with pytest.raises(EngineError, match="placeholders"):
-            collapsed(ids, images, tiny.chat)
+            collapsed(ids, images, model.chat)
 
 
 def test_data_urls_are_made_once_and_bounded() -> None:
@@ -208,12 +218,12 @@ def test_data_urls_are_made_once_and_bounded() -> None:
 # ---------------------------------------------------------------------------------------------------- the pool
 
 
-async def test_a_conversation_stays_where_it_is(tiny: QwenVL, servers: list[FakeVLLM], make: Make) -> None:
+async def test_a_conversation_stays_where_it_is(model: QwenVL, servers: list[FakeVLLM], make: Make) -> None:
     engine = make(servers)
     await load(engine, 0, 0.5)
     for episode in range(6):
         for _ in range(3):
-            await engine.generate(prompt(tiny.chat, [frame(episode)], episode), WARM)
+            await engine.generate(prompt(model.chat, [frame(episode)], episode), WARM)
     shown = [{body["content_parts"][0]["url"] for body in server.requests} for server in servers]
     assert sum(len(server.requests) for server in servers) == 18
     assert not shown[0] & shown[1]
@@ -221,34 +231,34 @@ async def test_a_conversation_stays_where_it_is(tiny: QwenVL, servers: list[Fake
 
 
 async def test_a_group_shares_a_server_until_that_has_its_share(
-    tiny: QwenVL, servers: list[FakeVLLM], make: Make
+    model: QwenVL, servers: list[FakeVLLM], make: Make
 ) -> None:
     engine = make(servers)
     await load(engine, 0, 0.5)
     for episode in range(8):  # one after the other: they all begin with the same frame
-        await engine.generate(prompt(tiny.chat, [frame(1)], episode), WARM)
+        await engine.generate(prompt(model.chat, [frame(1)], episode), WARM)
     assert sorted(len(server.requests) for server in servers) == [0, 8]
     for server in servers:
         server.delay = 0.2
         server.requests.clear()
-    asked = [prompt(tiny.chat, [frame(1)], 100 + episode) for episode in range(16)]
+    asked = [prompt(model.chat, [frame(1)], 100 + episode) for episode in range(16)]
     await asyncio.gather(*(engine.generate(each, WARM) for each in asked))
     assert sorted(len(server.requests) for server in servers) == [4, 12]  # half again as many as the mean
 
 
-async def test_no_server_gets_more_than_its_limit(tiny: QwenVL, servers: list[FakeVLLM], make: Make) -> None:
+async def test_no_server_gets_more_than_its_limit(model: QwenVL, servers: list[FakeVLLM], make: Make) -> None:
     engine = make(servers, max_concurrency=3)
     await load(engine, 0, 0.5)
     for server in servers:
         server.delay = 0.02
-    await asyncio.gather(*(engine.generate(prompt(tiny.chat, [frame(i)], i), WARM) for i in range(24)))
+    await asyncio.gather(*(engine.generate(prompt(model.chat, [frame(i)], i), WARM) for i in range(24)))
     assert [server.most_running for server in servers] == [3, 3]
     assert sum(len(server.requests) for server in servers) == 24
 
 
 @pytest.mark.parametrize("how", ["status", "killed", "hangs"])
 async def test_what_a_server_fails_at_goes_to_another_one(
-    how: str, tiny: QwenVL, servers: list[FakeVLLM], make: Make
+    how: str, model: QwenVL, servers: list[FakeVLLM], make: Make
 ) -> None:
     """Nothing is lost, and the server that failed gets nothing until it has the weights again."""
     engine = make(servers)
@@ -256,7 +266,7 @@ async def test_what_a_server_fails_at_goes_to_another_one(
     victim = servers[0]
     for server in servers:
         server.delay = 0.3
-    asked = [asyncio.ensure_future(engine.generate(prompt(tiny.chat, [frame(i)], i), WARM)) for i in range(8)]
+    asked = [asyncio.ensure_future(engine.generate(prompt(model.chat, [frame(i)], i), WARM)) for i in range(8)]
     await until(lambda: victim.running > 0)
     if how == "status":
         victim.answers = [500]
@@ -280,12 +290,12 @@ async def test_what_a_server_fails_at_goes_to_another_one(
 
 
 async def test_a_server_that_was_started_anew_behind_our_back_is_noticed(
-    tiny: QwenVL, servers: list[FakeVLLM], make: Make
+    model: QwenVL, servers: list[FakeVLLM], make: Make
 ) -> None:
     engine = make(servers[:1], health_every=60.0)
     await load(engine, 3, 0.5)
     servers[0].born()
-    asked = asyncio.ensure_future(engine.generate(prompt(tiny.chat), WARM))
+    asked = asyncio.ensure_future(engine.generate(prompt(model.chat), WARM))
     # the completion of other weights is thrown away
     await until(lambda: len(servers[0].requests) > 0)
     engine._members[0].task.cancel()  # type: ignore[union-attr]
@@ -296,21 +306,21 @@ async def test_a_server_that_was_started_anew_behind_our_back_is_noticed(
 
 
 async def test_without_a_server_a_request_fails_after_a_while(
-    tiny: QwenVL, servers: list[FakeVLLM], make: Make
+    model: QwenVL, servers: list[FakeVLLM], make: Make
 ) -> None:
     engine = make(servers[:1], patience=0.5)
     await load(engine, 0, 0.5)
     await asyncio.to_thread(servers[0].kill)
     with pytest.raises(EngineError, match=r"no server for 0\.5 seconds: http.*cannot be reached"):
-        await engine.generate(prompt(tiny.chat), WARM)
+        await engine.generate(prompt(model.chat), WARM)
     servers[0].start()
 
 
-async def test_closing_fails_what_runs(tiny: QwenVL, servers: list[FakeVLLM], make: Make) -> None:
+async def test_closing_fails_what_runs(model: QwenVL, servers: list[FakeVLLM], make: Make) -> None:
     engine = make(servers[:1])
     await load(engine, 0, 0.5)
     servers[0].delay = 30.0
-    asked = asyncio.ensure_future(engine.generate(prompt(tiny.chat), WARM))
+    asked = asyncio.ensure_future(engine.generate(prompt(model.chat), WARM))
     await until(lambda: servers[0].running > 0)
     await engine.close()
     with pytest.raises(EngineError, match="the engine was closed"):
@@ -326,7 +336,7 @@ SEQUENCE = [
 
 
 async def test_an_update_is_whole_and_in_order(
-    tiny: QwenVL, servers: list[FakeVLLM], make: Make, tmp_path: Path
+    model: QwenVL, servers: list[FakeVLLM], make: Make, tmp_path: Path
 ) -> None:
     engine = make(servers)
     for version in (4, 5):
@@ -343,15 +353,17 @@ async def test_an_update_is_whole_and_in_order(
     assert not list(tmp_path.glob("*.safetensors"))
 
 
-async def test_requests_wait_for_an_update_that_is_under_way(tiny: QwenVL, servers: list[FakeVLLM], make: Make) -> None:
+async def test_requests_wait_for_an_update_that_is_under_way(
+    model: QwenVL, servers: list[FakeVLLM], make: Make
+) -> None:
     engine = make(servers[:1])
     await load(engine, 1, 0.1)
     servers[0].delay = 0.3
-    before = asyncio.ensure_future(engine.generate(prompt(tiny.chat), WARM))
+    before = asyncio.ensure_future(engine.generate(prompt(model.chat), WARM))
     await until(lambda: servers[0].running > 0)
     update = asyncio.ensure_future(load(engine, 2, 0.2))
     await asyncio.sleep(0)
-    after = asyncio.ensure_future(engine.generate(prompt(tiny.chat, episode=1), WARM))
+    after = asyncio.ensure_future(engine.generate(prompt(model.chat, episode=1), WARM))
     await update
     versions = [(await each)[0].policy_version for each in (before, after)]
     assert versions[1] == 2
@@ -369,21 +381,21 @@ async def test_an_update_that_fails_once_is_made_again(servers: list[FakeVLLM], 
 
 
 async def test_a_server_that_fails_to_update_is_left_out_and_comes_back(
-    tiny: QwenVL, servers: list[FakeVLLM], make: Make
+    model: QwenVL, servers: list[FakeVLLM], make: Make
 ) -> None:
     engine = make(servers)
     await load(engine, 1, 0.1)
     servers[0].refuses = 3
     await load(engine, 2, 0.2)
     assert [member.ready for member in engine._members] == [False, True]
-    completions = await asyncio.gather(*(engine.generate(prompt(tiny.chat, [frame(i)], i), WARM) for i in range(6)))
+    completions = await asyncio.gather(*(engine.generate(prompt(model.chat, [frame(i)], i), WARM) for i in range(6)))
     assert {completion.policy_version for (completion,) in completions} == {2}
     assert servers[0].requests == []
     await until(lambda: engine._members[0].ready)
     assert servers[0].weights == pytest.approx(0.2)
 
 
-async def test_a_stale_server_is_found_by_its_canary(tiny: QwenVL, servers: list[FakeVLLM], make: Make) -> None:
+async def test_a_stale_server_is_found_by_its_canary(model: QwenVL, servers: list[FakeVLLM], make: Make) -> None:
     engine = make(servers)
     await load(engine, 1, 0.1)
     servers[1].stale = True
@@ -391,7 +403,7 @@ async def test_a_stale_server_is_found_by_its_canary(tiny: QwenVL, servers: list
     assert [member.ready for member in engine._members] == [True, False]
     assert "0.1 from the learner's" in engine._members[1].reason
     assert servers[1].label == servers[0].label  # it says that it is up to date
-    await engine.generate(prompt(tiny.chat), WARM)
+    await engine.generate(prompt(model.chat), WARM)
     servers[1].stale = False
     await until(lambda: engine._members[1].ready)
 
@@ -406,7 +418,7 @@ async def test_a_run_without_a_right_server_ends(servers: list[FakeVLLM], make: 
 
 
 async def test_an_update_waits_for_a_server_while_there_is_none(
-    tiny: QwenVL, servers: list[FakeVLLM], make: Make
+    model: QwenVL, servers: list[FakeVLLM], make: Make
 ) -> None:
     engine = make(servers[:1])
     await load(engine, 1, 0.1)
@@ -417,11 +429,11 @@ async def test_an_update_waits_for_a_server_while_there_is_none(
     await asyncio.to_thread(servers[0].start)
     await update
     assert servers[0].weights == pytest.approx(0.2)
-    await engine.generate(prompt(tiny.chat), WARM)
+    await engine.generate(prompt(model.chat), WARM)
 
 
 async def test_several_processes_share_what_the_first_one_moves(
-    tiny: QwenVL, servers: list[FakeVLLM], tmp_path: Path
+    model: QwenVL, servers: list[FakeVLLM], tmp_path: Path
 ) -> None:
     meeting = asyncio.Barrier(2) if sys.version_info >= (3, 11) else None
     if meeting is None:
@@ -444,8 +456,8 @@ async def test_several_processes_share_what_the_first_one_moves(
     config = VLLMConfig(**QUICK)  # type: ignore[arg-type]
     ranks = [Rank(0), Rank(1)]
     engines = [
-        VLLMEngine(tiny.chat, tiny.banned_ids, ranks[0], transfer, config, [server.url for server in servers]),
-        VLLMEngine(tiny.chat, tiny.banned_ids, ranks[1], None, config),  # servers of the first one's making
+        VLLMEngine(model.chat, model.banned_ids, ranks[0], transfer, config, [server.url for server in servers]),
+        VLLMEngine(model.chat, model.banned_ids, ranks[1], None, config),  # servers of the first one's making
     ]
     try:
         for version, value in ((1, 0.1), (2, 0.2)):
@@ -454,7 +466,7 @@ async def test_several_processes_share_what_the_first_one_moves(
             assert [rank.scored for rank in ranks] == [1, 1] if version == 1 else [3, 3]
             for engine in engines:
                 assert [member.ready for member in engine._members] == [True, version == 1]
-                (completion,) = await engine.generate(prompt(tiny.chat), WARM)
+                (completion,) = await engine.generate(prompt(model.chat), WARM)
                 assert completion.policy_version == version
         servers[1].stale = False
         await until(lambda: all(member.ready for engine in engines for member in engine._members))

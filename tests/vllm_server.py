@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import uvicorn
@@ -143,13 +141,3 @@ class FakeVLLM:
         """As a process that is killed: connections break."""
         self._server.force_exit = self._server.should_exit = True
         self._thread.join()
-
-
-@asynccontextmanager
-async def eventually(what: Any, seconds: float = 20.0) -> AsyncIterator[None]:
-    """Wait until `what()` is true."""
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, "it did not happen"
-        await asyncio.sleep(0.02)
-    yield

@@ -68,10 +68,8 @@ class VLLMEngineRecipe(Strict):
     @property
     def changed(self) -> set[str]:
         """Settings that are not at their defaults."""
-        defaults = {
-            name: field.get_default(call_default_factory=True) for name, field in self.__pydantic_fields__.items()
-        }
-        return {name for name, default in defaults.items() if getattr(self, name) != default}
+        fields = type(self).model_fields.items()
+        return {name for name, f in fields if getattr(self, name) != f.get_default(call_default_factory=True)}
 
     def client_config(self, tolerance: float) -> VLLMConfig:
         """`tolerance` of the canary, where the recipe leaves it open."""

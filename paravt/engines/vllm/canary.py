@@ -33,7 +33,7 @@ class Canary:
 def canary_prompt(chat: TokenChat) -> Prompt:
     """Two frames of noise and a question; the same for every server and every update."""
     draw = np.random.default_rng(0)
-    side = 2 * chat.frame_factor
+    side = chat.frame_factor * (2 if (2 * chat.frame_factor) ** 2 <= chat.max_pixels else 1)
     frames = [
         Frame(float(i), draw.integers(0, 256, (side, side, 3), dtype=np.uint8), f"paravt canary {i}") for i in range(2)
     ]

@@ -36,7 +36,7 @@ class FakeVLLM:
     def born(self) -> None:
         """As a process that was just started."""
         self.weights: float = 999.0
-        self.label: str | None = None
+        self.label = "default"
         self.paused = False
         # ways to be wrong
         self.stale = getattr(self, "stale", False)
@@ -87,7 +87,7 @@ class FakeVLLM:
                     self.weights = float(load_file(body["update_info"]["path"])["w"])
             elif what == "finish_weight_update":
                 self.label = body["weight_version"]
-            return {}
+            return {"success": True}
 
         return app
 
@@ -117,7 +117,7 @@ class FakeVLLM:
             "finish_reason": "stop" if ids[-1] == self.chat.end_id else "length",
             "token_ids": ids,
             "logprobs": {"content": [{"token_id": token, "logprob": logprob} for token in ids]},
-            "weight_versions": [] if self.label is None else [self.label],
+            "weight_versions": [{"version": self.label, "start": 0, "end": len(ids)}],
         }
         return {"prompt_token_ids": prompt, "choices": [choice] * settings.get("n", 1), "usage": {}}
 

@@ -121,7 +121,8 @@ class VLLMServer:
         await self._post("/start_weight_update")
         await transfer.send(connection, policy, update)
         await self._post("/finish_weight_update", {"weight_version": policy.label})
-        await self._post("/reset_prefix_cache")
+        if (await self._post("/reset_prefix_cache")).get("success") is not True:
+            raise EngineError(f"{self.url}: its prefix cache could not be emptied")
         await self._post("/reset_encoder_cache")
         await self._post("/resume")  # after a failure it stays paused: half of its weights may be others
         if (label := await self.weight_label()) != policy.label:
@@ -130,12 +131,16 @@ class VLLMServer:
     async def close(self) -> None:
         await asyncio.gather(self._requests.close(), self._looks.close(), self._orders.close())
 
-    async def _post(self, path: str, body: Mapping[str, Any] | None = None) -> None:
+    async def _post(self, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         content = b"" if body is None else json.dumps(body).encode()
-        await self._orders.request("POST", path, lambda: content)
+        answer = await self._orders.request("POST", path, lambda: content)
+        return self._object(path, answer) if answer else {}
 
     async def _look(self, method: str, path: str) -> Mapping[str, Any]:
+        return self._object(path, await self._looks.request(method, path))
+
+    def _object(self, path: str, answer: bytes) -> Mapping[str, Any]:
         try:
-            return as_object(read_json(await self._looks.request(method, path)), "the body")
+            return as_object(read_json(answer), "the body")
         except NotThat as error:
             raise EngineError(f"{self.url}{path}: {error}; {FLAGS}") from error

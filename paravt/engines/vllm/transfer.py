@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -27,7 +27,7 @@ from torch import Tensor
 from paravt.errors import EngineError
 
 Backend = Literal["file", "gloo", "nccl"]
-Post = Callable[[Mapping[str, Any]], Awaitable[None]]
+Post = Callable[[Mapping[str, Any]], Awaitable[object]]
 """Sends something to the server, and returns when it is done with it."""
 
 _PATIENCE = timedelta(seconds=120)
@@ -156,10 +156,10 @@ class NcclTransfer:
         if self._device.type != "cuda":
             raise EngineError(f"engine.transfer: nccl sends from a GPU, and the model is on {device}; use file or gloo")
         try:
-            from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
+            from vllm.distributed.weight_transfer.nccl_common import trainer_init
         except ImportError as error:
             raise EngineError(f"engine.transfer: nccl needs vllm in this environment too ({error})") from error
-        self._engine = NCCLWeightTransferEngine
+        self._join = trainer_init
 
     async def publish(self, policy: Policy) -> None:
         return None
@@ -169,21 +169,19 @@ class NcclTransfer:
 
         def join() -> Any:
             torch.cuda.set_device(self._device)
-            return self._engine.trainer_init(told)
+            return self._join(told)
 
-        return await _both(init({**told, "rank_offset": 1}), join)
+        return await _both(init({**told, "rank_offset": 1, "packed": False}), join)
 
     async def send(self, connection: Any, policy: Policy, update: Post) -> None:
-        def on_device() -> Iterator[tuple[str, Tensor]]:
-            for name, tensor in policy.weights.items():
-                yield name, tensor.to(self._device)
-
         def broadcast() -> None:
             torch.cuda.set_device(self._device)
-            self._engine.trainer_send_weights(on_device(), {"group": connection, "packed": True})
-            torch.cuda.synchronize()
+            stream = torch.cuda.current_stream()
+            for tensor in policy.weights.values():
+                connection.broadcast(tensor.to(self._device).contiguous(), src=0, stream=stream)
+                stream.synchronize()  # before the copy's memory is used again
 
-        await _both(update({**_announcement(policy), "packed": True}), broadcast)
+        await _both(update(_announcement(policy)), broadcast)
 
     def close(self) -> None:
         return None
@@ -198,7 +196,7 @@ def _announcement(policy: Policy) -> dict[str, Any]:
     }
 
 
-async def _both(told: Awaitable[None], ours: Callable[[], Any]) -> Any:
+async def _both(told: Awaitable[object], ours: Callable[[], Any]) -> Any:
     """Our side of an exchange in a thread, while the server does its own; what ours gives."""
     thread = asyncio.ensure_future(asyncio.to_thread(ours))
     try:

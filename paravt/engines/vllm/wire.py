@@ -158,9 +158,10 @@ def _choice(choice: Mapping[str, Any], asked: Asked, chat: TokenChat, cached: ob
         raise NotThat("token_ids and those of logprobs differ; start the server with the flags of docs/scale.md")
     if not all(isinstance(logprob, (int, float)) for _, logprob in pairs):
         raise NotThat("a log-probability is no number")
-    versions = as_list(choice.get("weight_versions") or [], "weight_versions")
-    if len(set(map(str, versions))) > 1:
-        raise WrongVersion(f"sampled with several weights: {short(versions)}")
+    spans = as_list(choice.get("weight_versions") or [], "weight_versions")
+    labels = {str(as_object(span, "weight_versions").get("version")) for span in spans}
+    if len(labels) > 1:
+        raise WrongVersion(f"sampled with several weights: {', '.join(sorted(labels))}")
     stop: StopReason = "stop" if finish == "stop" else "length"
     completion = Completion(
         ids=tuple(ids),
@@ -170,7 +171,7 @@ def _choice(choice: Mapping[str, Any], asked: Asked, chat: TokenChat, cached: ob
         policy_version=-1,
         usage=Usage(len(asked.ids), len(ids), cached if isinstance(cached, int) else 0),
     )
-    return completion, str(versions[0]) if versions else None
+    return completion, next(iter(labels), None)
 
 
 def _difference(url: str, echoed: Sequence[object], asked: Asked, chat: TokenChat) -> str:

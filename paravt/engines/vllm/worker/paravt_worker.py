@@ -42,11 +42,18 @@ def repack_tied_head(model: Any) -> None:
 
 
 class _Reloading(WeightTransferEngine):  # type: ignore[misc]
+    under_way = False
+    """Whether an update has begun that did not end, or broke off."""
+
     def start_weight_update(self) -> None:
+        if self.under_way:  # layers that it half loaded would count what they have towards this one
+            finalize_layerwise_reload(self.model, self.model_config)
+        self.under_way = True
         initialize_layerwise_reload(self.model)
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
+        self.under_way = False
         repack_tied_head(self.model)
 
     def shutdown(self) -> None:

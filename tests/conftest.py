@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,28 @@ LONG = str(CASES / "video" / "longgop.mp4")
 """120 s at 5 fps."""
 
 torch.set_num_threads(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--vllm-python", help="an interpreter that has vLLM: its servers are tested too")
+    parser.addoption("--vllm-url", help="a running vLLM server (docs/scale.md) with the package's small checkpoint")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--vllm-python") or config.getoption("--vllm-url"):
+        return
+    for item in items:
+        if "vllm" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="vllm: no --vllm-python and no --vllm-url"))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    reasons = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", ())]
+    skipped = sum("vllm: no --vllm" in reason for reason in reasons)
+    if skipped:
+        terminalreporter.section("vLLM NOT TESTED", sep="!", red=True, bold=True)
+        said = f"{skipped} tests of vLLM's servers were skipped: give --vllm-python PYTHON or --vllm-url URL"
+        terminalreporter.line(said, red=True)
 
 
 @pytest.fixture(scope="session")

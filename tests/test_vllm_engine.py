@@ -431,6 +431,14 @@ async def test_an_update_waits_for_a_server_while_there_is_none(
     await engine.generate(prompt(model.chat), WARM)
 
 
+async def test_a_server_that_never_was_there_is_waited_for_so_long(servers: list[FakeVLLM], make: Make) -> None:
+    await asyncio.to_thread(servers[0].kill)
+    engine = make(servers[:1], start_timeout=0.5)
+    with pytest.raises(EngineError, match=r"no server took the weights: http.*not healthy after 0\.5 seconds"):
+        await load(engine, 1, 0.1)
+    servers[0].start()
+
+
 async def test_several_processes_share_what_the_first_one_moves(
     model: QwenVL, servers: list[FakeVLLM], tmp_path: Path
 ) -> None:

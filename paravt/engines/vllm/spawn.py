@@ -118,7 +118,7 @@ def serve_arguments(
     """Of `vllm serve`. `context` in tokens, `images` of a prompt, `sequences` at a time; `pixels` are the smallest and
     the largest frame that the image processor must leave as it is."""
     worker = () if transfer == "nccl" else ("--worker-extension-cls", "paravt_worker.Extension")
-    backend = transfer if transfer == "nccl" else f"paravt_{transfer}"
+    backend = transfer if transfer == "nccl" else "paravt"
     return (
         model,
         "--served-model-name",

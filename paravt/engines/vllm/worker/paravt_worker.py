@@ -1,7 +1,7 @@
 """Inside of vLLM: weight transfer by a file or by gloo, for servers whose workers can do neither.
 
     PYTHONPATH=<this directory> vllm serve MODEL --worker-extension-cls paravt_worker.Extension \
-        --weight-transfer-config '{"backend": "paravt_file"}'        (or "paravt_gloo")
+        --weight-transfer-config '{"backend": "paravt"}'
 
 vLLM imports the module in each worker, before the model is loaded. It imports nothing of the package beside it.
 """
@@ -41,52 +41,10 @@ def repack_tied_head(model: Any) -> None:
             part.quant_method.process_weights_after_loading(part)
 
 
-class _Reloading(WeightTransferEngine):  # type: ignore[misc]
-    under_way = False
-    """Whether an update has begun that did not end, or broke off."""
-
-    def start_weight_update(self) -> None:
-        if self.under_way:  # layers that it half loaded would count what they have towards this one
-            finalize_layerwise_reload(self.model, self.model_config)
-        self.under_way = True
-        initialize_layerwise_reload(self.model)
-
-    def finish_weight_update(self) -> None:
-        finalize_layerwise_reload(self.model, self.model_config)
-        self.under_way = False
-        repack_tied_head(self.model)
-
-    def shutdown(self) -> None:
-        return None
-
-
 @dataclass
-class FileInit(WeightTransferInitInfo):  # type: ignore[misc]
-    pass
+class Init(WeightTransferInitInfo):  # type: ignore[misc]
+    """Of gloo; a file needs none of it."""
 
-
-@dataclass
-class FileUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
-    path: str = ""
-
-
-class FileEngine(_Reloading):
-    init_info_cls, update_info_cls = FileInit, FileUpdate
-
-    def init_transfer_engine(self, init_info: FileInit) -> None:
-        return None
-
-    def receive_weights(self, update_info: FileUpdate) -> None:
-        def tensors() -> Iterator[tuple[str, torch.Tensor]]:
-            with safe_open(update_info.path, "pt") as file:
-                for name in file.keys():  # noqa: SIM118 (not a mapping)
-                    yield name, file.get_tensor(name).to(self.device)
-
-        self.model.load_weights(tensors())
-
-
-@dataclass
-class GlooInit(WeightTransferInitInfo):  # type: ignore[misc]
     host: str = ""
     port: int = 0
     world_size: int = 2
@@ -94,41 +52,62 @@ class GlooInit(WeightTransferInitInfo):  # type: ignore[misc]
 
 
 @dataclass
-class GlooUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
+class Update(WeightTransferUpdateInfo):  # type: ignore[misc]
+    path: str = ""
+    """A safetensors file; "": the tensors that follow come over gloo."""
     names: list[str] = field(default_factory=list)
     dtype_names: list[str] = field(default_factory=list)
     shapes: list[list[int]] = field(default_factory=list)
 
 
-class GlooEngine(_Reloading):
-    """The sender has rank 0, and the workers those after it."""
-
-    init_info_cls, update_info_cls = GlooInit, GlooUpdate
+class Engine(WeightTransferEngine):  # type: ignore[misc]
+    init_info_cls, update_info_cls = Init, Update
     group: Any = None
+    """With the sender, which has rank 0."""
+    under_way = False
+    """Whether an update has begun that did not end, or broke off."""
 
-    def init_transfer_engine(self, init_info: GlooInit) -> None:
-        parallel = self.parallel_config
-        worker = parallel.data_parallel_index * parallel.world_size + dist.get_rank()
-        store = dist.TCPStore(init_info.host, init_info.port, init_info.world_size, False, _PATIENCE)
-        rank = init_info.rank_offset + worker
-        self.group = dist.ProcessGroupGloo(store, rank, init_info.world_size, _PATIENCE)
+    def init_transfer_engine(self, init_info: Init) -> None:
+        if init_info.host:
+            parallel = self.parallel_config
+            worker = parallel.data_parallel_index * parallel.world_size + dist.get_rank()
+            store = dist.TCPStore(init_info.host, init_info.port, init_info.world_size, False, _PATIENCE)
+            rank = init_info.rank_offset + worker
+            self.group = dist.ProcessGroupGloo(store, rank, init_info.world_size, _PATIENCE)
 
-    def receive_weights(self, update_info: GlooUpdate) -> None:
+    def start_weight_update(self) -> None:
+        if self.under_way:  # layers that it half loaded would count what they have towards this one
+            finalize_layerwise_reload(self.model, self.model_config)
+        self.under_way = True
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: Update) -> None:
+        tensors = self._from_file(update_info.path) if update_info.path else self._from_group(update_info)
+        self.model.load_weights((name, tensor.to(self.device)) for name, tensor in tensors)
+
+    def finish_weight_update(self) -> None:
+        finalize_layerwise_reload(self.model, self.model_config)
+        self.under_way = False
+        repack_tied_head(self.model)
+
+    def shutdown(self) -> None:
+        self.group = None
+
+    def _from_file(self, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 (not a mapping)
+                yield name, file.get_tensor(name)
+
+    def _from_group(self, update: Update) -> Iterator[tuple[str, torch.Tensor]]:
         options = dist.BroadcastOptions()
         options.rootRank = options.rootTensor = 0
-
-        def tensors() -> Iterator[tuple[str, torch.Tensor]]:
-            rows = zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True)
-            for name, dtype, shape in rows:
-                tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-                self.group.broadcast([tensor], options).wait()
-                yield name, tensor.to(self.device)
-
-        self.model.load_weights(tensors())
+        for name, dtype, shape in zip(update.names, update.dtype_names, update.shapes, strict=True):
+            tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+            self.group.broadcast([tensor], options).wait()
+            yield name, tensor
 
 
-WeightTransferEngineFactory.register_engine("paravt_file", FileEngine)
-WeightTransferEngineFactory.register_engine("paravt_gloo", GlooEngine)
+WeightTransferEngineFactory.register_engine("paravt", Engine)
 
 
 class Extension:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -54,6 +55,8 @@ def open_vllm(
     processes = []
     if ranks.first:
         directory = Path(engine.directory) if engine.directory else out / "weights"
+        if engine.directory is None:
+            shutil.rmtree(directory, ignore_errors=True)  # what a killed run left
         transfer = open_transfer(engine.transfer, directory=directory, address=engine.address, device=str(model.device))
         if engine.servers == "spawn":
             spawn = SpawnConfig(

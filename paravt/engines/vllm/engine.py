@@ -194,7 +194,7 @@ class VLLMEngine:
         chosen = [m for m in self._members if (began or m.ready) and not m.busy]
         for member in chosen:
             self._pool.hold(member)
-        await asyncio.gather(*(self._install_or_fail(member, policy) for member in chosen))
+        await asyncio.gather(*(self._install_or_fail(member, policy, wait=began) for member in chosen))
         canaries = await self._first_canaries(policy)
         rows = [canary_row(self._canary_prompt, canary) for canary in distinct(list(canaries.values()))]
         everyone = (await self._learner.gather(rows))[0]
@@ -274,11 +274,10 @@ class VLLMEngine:
         """Up to a server that is healthy and as it must be. Raises EngineError."""
         server = member.server
         assert server is not None
-        if member.process is not None and not member.process.alive:
-            member.known = False
-            member.process.start()
         if member.known:
             return
+        if member.process is not None and not member.process.alive:
+            member.process.start()
         clock = asyncio.get_running_loop().time
         started = said = clock()
         while not await server.healthy():
@@ -315,18 +314,19 @@ class VLLMEngine:
         assert completion.logprobs is not None
         member.policy, member.canary = policy, Canary(completion.ids, completion.logprobs)
 
-    async def _install_or_fail(self, member: _Standing, policy: Policy) -> None:
-        """It has the policy and a canary of it, or is out."""
+    async def _install_or_fail(self, member: _Standing, policy: Policy, wait: bool) -> None:
+        """It has the policy and a canary of it, or is out; `wait` for one that is not healthy."""
+        assert member.server is not None
         for attempt in range(_ATTEMPTS):
             try:
                 await self._install(member, policy)
                 return
             except EngineError as error:
                 member.known = False
-                if attempt + 1 == _ATTEMPTS:
+                if attempt + 1 == _ATTEMPTS or not (wait or await member.server.healthy()):
                     self._pool.fail(member, str(error))
-                else:
-                    log.warning("%s: %s; once more", member.url, error)
+                    return
+                log.warning("%s: %s; once more", member.url, error)
 
     async def _attend(self, member: _Standing) -> None:
         """Look after a server for as long as the engine is there."""
@@ -344,7 +344,8 @@ class VLLMEngine:
                         await asyncio.to_thread(member.process.stop)
             elif member.gone.is_set():
                 missed, pause = 0, min(2 * pause, _LONGEST_PAUSE)
-                member.busy, member.known = True, False
+                # what it had may be gone, with the process that had it
+                member.busy, member.known, member.policy, member.canary = True, False, None, None
                 try:
                     await self._bring_back(member)
                 except EngineError as error:

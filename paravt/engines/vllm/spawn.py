@@ -138,6 +138,7 @@ def serve_arguments(
         "--generation-config",
         "vllm",
         "--enable-scale-out",
+        "--enable-prompt-tokens-details",
         *worker,
         "--weight-transfer-config",
         f'{{"backend": "{backend}"}}',

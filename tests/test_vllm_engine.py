@@ -24,6 +24,7 @@ import torch
 from vllm_server import FakeVLLM
 
 from paravt.chat import TokenChat
+from paravt.cli import main
 from paravt.config import RLRecipe
 from paravt.engines.base import Prompt, Sampling
 from paravt.engines.vllm import SpawnConfig, VLLMConfig, VLLMEngine, open_transfer
@@ -31,6 +32,7 @@ from paravt.engines.vllm.canary import Canary, difference
 from paravt.engines.vllm.spawn import ServerProcess
 from paravt.engines.vllm.wire import DataUrls, PromptMismatch, collapsed
 from paravt.errors import EngineError
+from paravt.lab import suite
 from paravt.lab.tiny import TinyShape, build_model, build_processor, train_tokenizer
 from paravt.models import QwenVL
 from paravt.prompts import Prompts
@@ -470,7 +472,7 @@ async def test_several_processes_share_what_the_first_one_moves(
         for version, value in ((1, 0.1), (2, 0.2)):
             servers[1].stale = version == 2
             await asyncio.gather(*(load(engine, version, value) for engine in engines))
-            assert [rank.scored for rank in ranks] == [1, 1] if version == 1 else [3, 3]
+            assert [rank.scored for rank in ranks] == [1, 1] if version == 1 else [2, 2]
             for engine in engines:
                 assert [member.ready for member in engine._members] == [True, version == 1]
                 (completion,) = await engine.generate(prompt(model.chat), WARM)
@@ -634,3 +636,23 @@ def test_a_mismatch_ends_the_run_with_the_reason() -> None:
         check_mismatch(WatchConfig(), 3, means)
     check_mismatch(WatchConfig(stop_mismatch=-1), 3, means)
     check_mismatch(WatchConfig(), 3, {**means, "mismatch": 0.9})
+
+
+def test_the_lab_samples_reinforcement_learning_from_servers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    planned: list[Any] = []
+    monkeypatch.setattr(suite, "run_stages", lambda plan, stages, jobs, console: planned.append((plan, jobs)) or {})
+    monkeypatch.setattr(suite, "write_report", lambda out: None)
+    command = ["lab", "run", "--only", "vanilla", "--seeds", "1", "--out", str(tmp_path)]
+    with pytest.raises(SystemExit, match="0"):
+        main([*command, "--engine", "vllm", "--vllm-url", "http://a:1"])
+    ((plan, jobs),) = planned
+    recipes = {stage.kind: stage.recipe for stage in plan.stages.values()}
+    assert recipes["rl"].engine.servers == ("http://a:1",)
+    assert not recipes["rl"].deterministic
+    assert jobs == 1  # two runs at one server would sample with each other's weights
+    for options in (["--engine", "vllm"], ["--vllm-url", "http://a:1"], ["--vllm-python", "p"]):
+        with pytest.raises(SystemExit, match="2"):
+            main([*command, *options])
+    assert "needs --vllm-python or --vllm-url" in " ".join(capsys.readouterr().err.split())

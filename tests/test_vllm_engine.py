@@ -185,8 +185,11 @@ async def test_a_prompt_that_does_not_fit_says_so(model: QwenVL, servers: list[F
     await load(engine, 0, 0.5)
     assert engine.chat.context_limit == 2048  # the server's, which is shorter than the model's
     word = prompt(model.chat).ids[-1:]
-    with pytest.raises(EngineError, match="a prompt of 2048 tokens: the server takes 2048"):
+    with pytest.raises(EngineError, match="a prompt of 2048 tokens: the servers take 2048"):
         await engine.generate(Prompt(word * 2048, ()), WARM)
+    with pytest.raises(EngineError, match="fewer image placeholders than 1 frames have"):
+        await engine.generate(Prompt(word, (frame(1),)), WARM)
+    assert engine._members[0].ready  # none of this is the server's fault
     await engine.generate(Prompt(word * 2045, ()), WARM)
     assert servers[0].requests[-1]["sampling_params"]["max_tokens"] == 3
 
@@ -241,19 +244,29 @@ async def test_a_group_shares_a_server_until_that_has_its_share(
         await engine.generate(prompt(model.chat, [frame(1)], episode), WARM)
     assert sorted(len(server.requests) for server in servers) == [0, 8]
     for server in servers:
-        server.delay = 0.2
+        server.paused = True
         server.requests.clear()
     asked = [prompt(model.chat, [frame(1)], 100 + episode) for episode in range(16)]
-    await asyncio.gather(*(engine.generate(each, WARM) for each in asked))
-    assert sorted(len(server.requests) for server in servers) == [4, 12]  # half again as many as the mean
+    tasks = [asyncio.ensure_future(engine.generate(each, WARM)) for each in asked]
+    await until(lambda: sum(server.running for server in servers) == 16)
+    assert sorted(server.running for server in servers) == [4, 12]  # half again as many as the mean
+    for server in servers:
+        server.paused = False
+    await asyncio.gather(*tasks)
 
 
 async def test_no_server_gets_more_than_its_limit(model: QwenVL, servers: list[FakeVLLM], make: Make) -> None:
     engine = make(servers, max_concurrency=3)
     await load(engine, 0, 0.5)
     for server in servers:
-        server.delay = 0.02
-    await asyncio.gather(*(engine.generate(prompt(model.chat, [frame(i)], i), WARM) for i in range(24)))
+        server.paused = True
+    asked = [prompt(model.chat, [frame(i)], i) for i in range(24)]
+    tasks = [asyncio.ensure_future(engine.generate(each, WARM)) for each in asked]
+    await until(lambda: all(server.running == 3 for server in servers))
+    await asyncio.sleep(0.1)
+    for server in servers:
+        server.paused = False
+    await asyncio.gather(*tasks)
     assert [server.most_running for server in servers] == [3, 3]
     assert sum(len(server.requests) for server in servers) == 24
 
@@ -266,12 +279,12 @@ async def test_what_a_server_fails_at_goes_to_another_one(
     engine = make(servers)
     await load(engine, 3, 0.5)
     victim = servers[0]
-    for server in servers:
-        server.delay = 0.3
+    victim.paused = True
     asked = [asyncio.ensure_future(engine.generate(prompt(model.chat, [frame(i)], i), WARM)) for i in range(8)]
     await until(lambda: victim.running > 0)
     if how == "status":
         victim.answers = [500]
+        victim.paused = False
     elif how == "killed":
         await asyncio.to_thread(victim.kill)
     else:

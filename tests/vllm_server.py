@@ -15,6 +15,14 @@ from safetensors.torch import load_file
 from paravt.chat import TokenChat
 
 
+class _Server(uvicorn.Server):
+    loop: asyncio.AbstractEventLoop
+
+    async def startup(self, sockets: Any = None) -> None:
+        self.loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+
 class FakeVLLM:
     """Weights are one number, `w`, and every token that it samples has log-probability -w."""
 
@@ -126,7 +134,7 @@ class FakeVLLM:
     def start(self) -> None:
         self.born()
         config = uvicorn.Config(self.app(), host="127.0.0.1", port=self.port, log_level="critical")
-        self._server = uvicorn.Server(config)
+        self._server = _Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()
         while not self._server.started:
@@ -139,5 +147,7 @@ class FakeVLLM:
 
     def kill(self) -> None:
         """As a process that is killed: connections break."""
+        connections = [*self._server.server_state.connections]
+        self._server.loop.call_soon_threadsafe(lambda: [each.transport.abort() for each in connections])
         self._server.force_exit = self._server.should_exit = True
         self._thread.join()

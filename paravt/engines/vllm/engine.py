@@ -28,7 +28,7 @@ from paravt.engines.vllm.pool import Member, Pool
 from paravt.engines.vllm.server import VLLMServer
 from paravt.engines.vllm.spawn import ServerProcess
 from paravt.engines.vllm.transfer import Policy, Transfer
-from paravt.engines.vllm.wire import Asked, DataUrls, WrongVersion
+from paravt.engines.vllm.wire import Asked, DataUrls, WrongVersion, ask
 from paravt.errors import EngineError
 from paravt.types import Row
 
@@ -145,19 +145,20 @@ class VLLMEngine:
             raise ValueError(f"n must be at least 1, got {n}")
         if self._policy is None:
             raise EngineError("the servers have no weights yet")
+        limit = self.chat.context_limit or 0
+        room = limit - len(prompt.ids)
+        if room < 1:
+            raise EngineError(f"a prompt of {len(prompt.ids)} tokens: the servers take {limit}")
+        asked = ask(prompt, replace(sampling, max_tokens=min(sampling.max_tokens, room)), n, self.chat)
         # what begins with the same frame mostly goes on alike: the episodes of a group, questions about one video
         begins = prompt.images[0].key if prompt.images else str(prompt.ids[:64])
         conversation = f"{prompt.episode}/{prompt.trace}"
-        return await self._pool.use(conversation, begins, lambda member: self._ask(member, prompt, sampling, n))
+        return await self._pool.use(conversation, begins, lambda member: self._ask(member, asked))
 
-    async def _ask(self, member: Member, prompt: Prompt, sampling: Sampling, n: int) -> list[Completion]:
+    async def _ask(self, member: Member, asked: Asked) -> list[Completion]:
         assert isinstance(member, _Standing)
         assert member.server is not None
-        room = member.server.context_limit - len(prompt.ids)
-        if room < 1:
-            raise EngineError(f"a prompt of {len(prompt.ids)} tokens: the server takes {member.server.context_limit}")
         installed = member.policy
-        asked = Asked(prompt.ids, prompt.images, replace(sampling, max_tokens=min(sampling.max_tokens, room)), n)
         found = await member.server.generate(asked)
         completions = []
         for completion, label in found:
@@ -307,8 +308,7 @@ class VLLMEngine:
             await server.update(policy, transfer, member.connection)
         elif await server.weight_label() != policy.label:
             raise EngineError("it does not have the current weights")
-        prompt = self._canary_prompt
-        ((completion, label),) = await server.generate(Asked(prompt.ids, prompt.images, SAMPLING, 1))
+        ((completion, label),) = await server.generate(ask(self._canary_prompt, SAMPLING, 1, self.chat))
         if label != policy.label:
             raise EngineError(f"it samples with the weights {label} after an update to {policy.label}")
         assert completion.logprobs is not None

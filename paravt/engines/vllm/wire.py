@@ -19,7 +19,7 @@ from typing import Any
 from PIL import Image
 
 from paravt.chat import TokenChat
-from paravt.engines.base import Completion, Sampling
+from paravt.engines.base import Completion, Prompt, Sampling
 from paravt.engines.replies import NotThat, as_list, as_object, read_json, short
 from paravt.errors import EngineError
 from paravt.types import Frame, StopReason, Usage
@@ -41,6 +41,8 @@ class Asked:
     """A request, in the form that its answer is held against."""
 
     ids: tuple[int, ...]
+    sent: tuple[int, ...]
+    """The ids with one placeholder for each image."""
     images: tuple[Frame, ...]
     sampling: Sampling
     n: int
@@ -99,12 +101,18 @@ def collapsed(ids: Sequence[int], images: Sequence[Frame], chat: TokenChat) -> l
     return out
 
 
+def ask(prompt: Prompt, sampling: Sampling, n: int, chat: TokenChat) -> Asked:
+    """Raises EngineError if ids and images disagree."""
+    sent = tuple(collapsed(prompt.ids, prompt.images, chat))
+    return Asked(prompt.ids, sent, prompt.images, sampling, n)
+
+
 def request_body(model: str, asked: Asked, chat: TokenChat, banned: Sequence[int], urls: DataUrls) -> bytes:
-    """The body of a request. Raises EngineError if ids and images disagree."""
+    """The body of a request."""
     sampling = asked.sampling
     body = {
         "model": model,
-        "token_ids": collapsed(asked.ids, asked.images, chat),
+        "token_ids": asked.sent,
         "content_parts": [{"type": "image_url", "url": urls(frame)} for frame in asked.images],
         "sampling_params": {
             "n": asked.n,

@@ -81,7 +81,7 @@ def _arguments(recipe: RLRecipe, engine: VLLMEngineRecipe, model: QwenVL, dtype:
         recipe.model.path,
         dtype=dtype,
         context=context,
-        images=min(recipe.episode.max_frames, context),
+        images=min(recipe.episode.max_frames, context // 3),  # each stands between two tokens
         sequences=engine.max_concurrency,
         pixels=(factor * factor, model.chat.max_pixels),
         transfer=engine.transfer,

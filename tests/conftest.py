@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--vllm-python") or config.getoption("--vllm-url"):
         return
     for item in items:
-        if "vllm" in item.keywords:
+        if item.get_closest_marker("vllm"):
             item.add_marker(pytest.mark.skip(reason="vllm: no --vllm-python and no --vllm-url"))
 
 

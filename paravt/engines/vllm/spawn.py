@@ -19,6 +19,7 @@ WORKER_DIRECTORY = Path(__file__).parent / "worker"
 """To be on a server's PYTHONPATH, for the worker extension."""
 KEEPER = Path(__file__).parent / "keeper.py"
 _CPU = {
+    "CUDA_VISIBLE_DEVICES": "",  # the learner's, if there is one
     # one thread for each process: more threads than cores wait for one another most of the time
     "OMP_NUM_THREADS": "1",
     "KMP_BLOCKTIME": "0",

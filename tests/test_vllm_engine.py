@@ -9,6 +9,7 @@ no completion is of other weights than its version says; servers that sample wit
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -21,11 +22,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
+from test_rl import BASE, SMALL, metrics
 from vllm_server import FakeVLLM
 
+from paravt.ask import shipped_model
 from paravt.chat import TokenChat
 from paravt.cli import main
-from paravt.config import RLRecipe
+from paravt.config import RLRecipe, load_recipe
 from paravt.engines.base import Prompt, Sampling
 from paravt.engines.vllm import SpawnConfig, VLLMConfig, VLLMEngine, open_transfer
 from paravt.engines.vllm.canary import Canary, difference
@@ -33,8 +37,9 @@ from paravt.engines.vllm.spawn import ServerProcess
 from paravt.engines.vllm.wire import DataUrls, PromptMismatch, collapsed
 from paravt.errors import EngineError
 from paravt.lab import suite
+from paravt.lab.factory import train_rl
 from paravt.lab.tiny import TinyShape, build_model, build_processor, train_tokenizer
-from paravt.models import QwenVL
+from paravt.models import QwenVL, load_model
 from paravt.prompts import Prompts
 from paravt.types import Frame, ImagePart, Message, Row, TextPart
 from paravt.watch import WatchConfig, check_mismatch
@@ -649,6 +654,31 @@ def test_a_mismatch_ends_the_run_with_the_reason() -> None:
         check_mismatch(WatchConfig(), 3, means)
     check_mismatch(WatchConfig(stop_mismatch=-1), 3, means)
     check_mismatch(WatchConfig(), 3, {**means, "mismatch": 0.9})
+
+
+def test_a_run_whose_servers_disagree_ends_before_a_checkpoint(tmp_path: Path) -> None:
+    """The whole loop on a server; what it samples has nothing to do with the learner."""
+    server = FakeVLLM(load_model(shipped_model()).chat, 1)
+    server.start()
+    try:
+        engine = {"kind": "vllm", "servers": [server.url], "canary_tolerance": 1e9}
+        changes = (*SMALL, "deterministic=false", f"engine={json.dumps(engine)}", "reward.functions=[test_rl:uneven]")
+        base = BASE / "full.yaml"
+        with pytest.raises(EngineError, match="step 1: sampler and learner disagree"):
+            train_rl(load_recipe(RLRecipe, base, changes), tmp_path / "ended", Console(quiet=True))
+        assert not (tmp_path / "ended" / "checkpoints").exists()
+        on = load_recipe(RLRecipe, base, (*changes, "watch.stop_mismatch=-1", "steps=2"))
+        train_rl(on, tmp_path / "on", Console(quiet=True))
+    finally:
+        server.kill()
+    rows = metrics(tmp_path / "on")
+    assert [row["step"] for row in rows] == [1, 2]
+    for row in rows:
+        assert row["unscored"] == 0
+        assert row["token/mismatch_max"] >= row["token/mismatch"] > 1
+        assert row["token/truncated"] == 1.0  # the learner finds every token much likelier than the server did
+        assert row["staleness/max"] == 0
+    assert server.events.count("update_weights") == 1 + 3  # at the start, and after every step that was not refused
 
 
 def test_the_lab_samples_reinforcement_learning_from_servers(

@@ -24,7 +24,8 @@ class _Server(uvicorn.Server):
 
 
 class FakeVLLM:
-    """Weights are one number, `w`, and every token that it samples has log-probability -w."""
+    """Weights are one number, `w` (or how many tensors there are), and every token that it samples, some digits that
+    follow from the seed, has log-probability -w."""
 
     def __init__(self, chat: TokenChat, tokens_per_image: int) -> None:
         self.chat, self.tokens_per_image = chat, tokens_per_image
@@ -92,7 +93,8 @@ class FakeVLLM:
                     self.refuses -= 1
                     return JSONResponse({"error": "told to refuse"}, status_code=500)
                 if not self.stale or self.weights == 999.0:
-                    self.weights = float(load_file(body["update_info"]["path"])["w"])
+                    sent = load_file(body["update_info"]["path"])
+                    self.weights = float(sent["w"]) if "w" in sent else float(len(sent))
             elif what == "finish_weight_update":
                 self.label = body["weight_version"]
             return {"success": True}
@@ -118,7 +120,8 @@ class FakeVLLM:
         for token in body["token_ids"]:
             prompt += [token] * (self.tokens_per_image if token == self.chat.image_id else 1)
         words = [int(token) for token, bias in settings.get("logit_bias", {}).items() if bias > 0]
-        ids = words or [*self.chat.tokenizer.encode("0123", add_special_tokens=False)[:3], self.chat.end_id]
+        text = str(settings["seed"] % 1000) if settings["temperature"] > 0 and not words else "012"
+        ids = words or [*self.chat.tokenizer.encode(text, add_special_tokens=False), self.chat.end_id]
         ids = ids[: settings["max_tokens"]]
         logprob = 0.0 if words and not self.raw else -self.weights
         choice = {

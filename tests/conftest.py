@@ -1,13 +1,15 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from chat_server import Server
+from vllm_server import IMAGE_TOKENS, QUICK, FakeVLLM, Learner
 
+from paravt.engines.vllm import VLLMConfig, VLLMEngine, open_transfer
 from paravt.lab.tiny import TinyShape, build_model, build_processor, train_tokenizer
 from paravt.models import QwenVL
 from paravt.prompts import Prompts
@@ -55,3 +57,38 @@ def server() -> Iterator[Server]:
     running.start()
     yield running
     running.stop()
+
+
+@pytest.fixture(scope="session")
+def vllm_model() -> QwenVL:
+    """Of which the vocabulary and the sizes of frames are used."""
+    shape = TinyShape(frame_side=96)
+    tokenizer = train_tokenizer([Prompts().system, "<12.5 seconds> 0123456789"], Prompts().fixed_phrases())
+    return QwenVL(build_model(tokenizer, shape), build_processor(tokenizer, shape))
+
+
+@pytest.fixture
+def fakes(vllm_model: QwenVL) -> Iterator[list[FakeVLLM]]:
+    running = [FakeVLLM(vllm_model.chat, IMAGE_TOKENS) for _ in range(2)]
+    for server in running:
+        server.start()
+    yield running
+    for server in running:
+        server.hangs = False
+        server.kill()
+
+
+@pytest.fixture
+async def make_engine(vllm_model: QwenVL, tmp_path: Path) -> AsyncIterator[Callable[..., VLLMEngine]]:
+    made: list[VLLMEngine] = []
+
+    def engine(servers: Sequence[FakeVLLM], learner: Learner | None = None, **options: Any) -> VLLMEngine:
+        transfer = open_transfer("file", directory=tmp_path, address="127.0.0.1", device="cpu")
+        config = VLLMConfig(**(QUICK | options))
+        urls = [server.url for server in servers]
+        made.append(VLLMEngine(vllm_model.chat, vllm_model.banned_ids, learner or Learner(), transfer, config, urls))
+        return made[-1]
+
+    yield engine
+    for each in made:
+        await each.close()

@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import torch
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from safetensors.torch import load_file
 
 from paravt.chat import TokenChat
+from paravt.engines.base import Prompt, Sampling
+from paravt.engines.vllm import VLLMEngine
+from paravt.types import Frame, ImagePart, Message, Row, TextPart
 
 
 class _Server(uvicorn.Server):
@@ -154,3 +160,56 @@ class FakeVLLM:
         self._server.loop.call_soon_threadsafe(lambda: [each.transport.abort() for each in connections])
         self._server.force_exit = self._server.should_exit = True
         self._thread.join()
+
+
+# ---------------------------------------------------------------------------------------------------- what asks it
+
+QUICK = dict(health_every=0.1, patience=10.0, start_timeout=10.0, timeout=20.0)
+WARM = Sampling(max_tokens=8, temperature=0.7, seed=5)
+IMAGE_TOKENS = 4
+"""Of a frame of 64 x 64 px."""
+
+
+class Learner:
+    """In the place of the run's: its log-probabilities are those of the weights that it has."""
+
+    first = True
+
+    def __init__(self) -> None:
+        self.weights = 0.0
+        self.scored = 0
+
+    async def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    async def score(self, rows: Sequence[Row]) -> list[np.ndarray]:
+        self.scored += len(rows)
+        return [np.where(row.mask, -self.weights, 0.0) for row in rows]
+
+
+def frame(seed: int, side: int = 64) -> Frame:
+    pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    return Frame(float(seed), pixels, f"frame {seed}/{side}")
+
+
+def prompt(chat: TokenChat, frames: Sequence[Frame] = (), episode: int = 0, trace: str = "main") -> Prompt:
+    parts = [part for each in frames for part in (TextPart("<1.0 seconds>"), ImagePart(each))]
+    segment = chat.open([Message("user", (*parts, TextPart("what?")))])
+    return Prompt(segment.ids, segment.images, trace=trace, episode=episode)
+
+
+async def load(engine: VLLMEngine, version: int, value: float) -> None:
+    learner = engine._learner
+    assert isinstance(learner, Learner)
+    learner.weights = value
+    await engine.load_policy(version, {"w": torch.tensor(value)})
+
+
+async def until(what: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen"
+        await asyncio.sleep(0.02)
+
+
+Make = Callable[..., VLLMEngine]

@@ -359,18 +359,14 @@ class VLLMEngine:
             policy = self._policy
             assert policy is not None
             if member.policy is not policy or member.canary is None:
-                member.canary = None
                 await self._install(member, policy)
                 self._tell()
-            if policy is not self._policy:
-                continue
-            if self._reference is None:  # the update under way judges it, or makes a reference
+            elif self._reference is None:  # the update under way judges it, or makes a reference
                 await self._changed.wait()
             elif self._passes(member, member.canary, self._reference):
                 log.warning("%s is back", member.url)
                 self._pool.open(member)
             else:
-                member.canary = None
                 return
 
     # ------------------------------------------------------------------ the end

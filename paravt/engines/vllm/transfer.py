@@ -121,8 +121,8 @@ class GlooTransfer:
     async def connect(self, workers: int, init: Post) -> Any:
         size = workers + 1
         try:
-            store = dist.TCPStore(
-                self._address, 0, size, is_master=True, timeout=_PATIENCE, wait_for_workers=False, multi_tenant=False
+            store = dist.TCPStore(  # type: ignore[attr-defined]
+                self._address, 0, size, is_master=True, timeout=_PATIENCE, wait_for_workers=False
             )
         except (RuntimeError, ValueError) as error:
             raise EngineError(f"gloo: {self._address}: cannot listen there: {_first_line(error)}") from error

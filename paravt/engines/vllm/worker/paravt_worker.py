@@ -71,9 +71,10 @@ class Engine(WeightTransferEngine):  # type: ignore[misc]
         if init_info.host:
             parallel = self.parallel_config
             worker = parallel.data_parallel_index * parallel.world_size + dist.get_rank()
-            store = dist.TCPStore(init_info.host, init_info.port, init_info.world_size, False, _PATIENCE)
+            at, size = (init_info.host, init_info.port), init_info.world_size
+            store = dist.TCPStore(*at, size, False, _PATIENCE)  # type: ignore[attr-defined]
             rank = init_info.rank_offset + worker
-            self.group = dist.ProcessGroupGloo(store, rank, init_info.world_size, _PATIENCE)
+            self.group = dist.ProcessGroupGloo(store, rank, size, _PATIENCE)
 
     def start_weight_update(self) -> None:
         if self.under_way:  # layers that it half loaded would count what they have towards this one

@@ -133,7 +133,8 @@ def serve_arguments(
         "--limit-mm-per-prompt",
         f'{{"image": {images}, "video": 0}}',
         "--mm-processor-kwargs",
-        f'{{"size": {{"shortest_edge": {pixels[0]}, "longest_edge": {pixels[1]}}}}}',
+        # of images alone: the limits of videos are for all of their frames together
+        f'{{"images_kwargs": {{"size": {{"shortest_edge": {pixels[0]}, "longest_edge": {pixels[1]}}}}}}}',
         "--logprobs-mode",
         "processed_logprobs",
         "--generation-config",

@@ -19,6 +19,7 @@ from paravt.engines.vllm import (
     open_transfer,
     serve_arguments,
 )
+from paravt.episode_config import EpisodeConfig
 from paravt.learner import Learner
 from paravt.models import QwenVL
 from paravt.ranks import Ranks
@@ -83,7 +84,8 @@ def _arguments(recipe: RLRecipe, engine: VLLMEngineRecipe, model: QwenVL, dtype:
         context=context,
         images=min(recipe.episode.max_frames, context // 3),  # each stands between two tokens
         sequences=engine.max_concurrency,
-        pixels=(factor * factor, model.chat.max_pixels),
+        # no frame of an episode is larger, and a server keeps memory free for the largest image that it takes
+        pixels=(factor * factor, min(model.chat.max_pixels, EpisodeConfig.max_pixels)),
         transfer=engine.transfer,
         more=(*(() if engine.devices else ("--enforce-eager",)), *engine.arguments),
     )

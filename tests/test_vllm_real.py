@@ -132,7 +132,7 @@ def prompts(model: QwenVL) -> list[Prompt]:
         return out
 
     small = (1, 1)
-    first = model.chat.open([Message("user", (*shown(*[small] * 8), TextPart("What happens?")))])
+    first = model.chat.open([Message("user", (*shown(*[small] * 40), TextPart("What happens?")))])
     blind = model.chat.open([text_message("user", "What happens?")])
     frames = shown(small, small)
     opening = model.chat.open([Message("user", (*frames, TextPart("What happens?")))])

@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# More options of pytest, such as PYTEST="--vllm-python /path/to/python"
+PYTEST ?=
 
 .PHONY: demo test lint pages clean
 
@@ -9,7 +11,7 @@ demo: $(VENV)/.installed
 	$(BIN)/paravt lab demo
 
 test: $(VENV)/.installed-dev
-	$(BIN)/pytest -n 2 tests
+	$(BIN)/pytest -n 2 --dist loadgroup $(PYTEST) tests
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -39,6 +39,11 @@ class DispatchMode(str, Enum):
     none = "none"
 
 
+class LabEngine(str, Enum):
+    local = "local"
+    vllm = "vllm"
+
+
 @app.callback()
 def version(
     show: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False,
@@ -275,6 +280,13 @@ def lab_run(
     ),
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes, of one thread each. Default: all cores.")] = None,
     suite: Annotated[Path | None, typer.Option(help="Another suite than the package's recipes/lab/suite.yaml.")] = None,
+    engine: Annotated[LabEngine, typer.Option(help="What samples in reinforcement learning.")] = LabEngine.local,
+    vllm_python: Annotated[
+        str | None, typer.Option(help="Of --engine vllm: an interpreter that has vLLM; each run starts a server.")
+    ] = None,
+    vllm_url: Annotated[
+        str | None, typer.Option(help="Of --engine vllm: a running server instead, for one run at a time.")
+    ] = None,
 ) -> None:
     """Train and measure every row of the ablation, and write a report.
 
@@ -282,6 +294,14 @@ def lab_run(
     """
     if quick and full:
         raise typer.BadParameter("give --quick or --full, not both")
+    given = [option for option in (vllm_python, vllm_url) if option is not None]
+    if len(given) != (engine is LabEngine.vllm):
+        raise typer.BadParameter("--engine vllm needs --vllm-python or --vllm-url, and nothing else does")
+    changes: list[str] = []
+    if engine is LabEngine.vllm:
+        where = {"servers": [vllm_url]} if vllm_url is not None else {"python": vllm_python}
+        # batches of a server depend on timing
+        changes = [f"engine={json.dumps({'kind': 'vllm', **where})}", "deterministic=false"]
     from paravt.lab.suite import run_suite
 
     failed = run_suite(
@@ -290,8 +310,9 @@ def lab_run(
         mode="quick" if quick else "full" if full else "standard",
         seeds=seeds,
         only=only or (),
-        jobs=jobs,
+        jobs=1 if vllm_url is not None else jobs,
         file=suite,
+        changes=changes,
     )
     typer.echo(out / "report.html")
     if failed:

@@ -57,7 +57,8 @@ class Conversation:
 
     async def turn(self, max_tokens: int) -> str:
         """Sample an assistant turn; returns its text, the forced prefix included and the end token left out."""
-        prompt = Prompt(self.trace.ids, self.trace.images, tuple(self._messages), self._tools, self.trace.name)
+        trace = self.trace
+        prompt = Prompt(trace.ids, trace.images, tuple(self._messages), self._tools, trace.name, self._seed)
         seed = stable_seed(self._seed, self.trace.name, self._turns)
         started = time.monotonic()
         (completion,) = await self._engine.generate(prompt, Sampling(max_tokens, self._temperature, seed))

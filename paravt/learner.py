@@ -17,6 +17,7 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +110,8 @@ class Scorer(nn.Module):
         # For good, and not around each forward pass: activation checkpointing runs layers again during backward.
         self.module.model.language_model.config._attn_implementation = PACKED
 
-    def forward(self, packed: Packed) -> tuple[Tensor, Tensor]:
-        """`(log-probabilities (N,), entropies (N,), detached)`, float32 at least."""
+    def forward(self, packed: Packed, temperature: float | None = None) -> tuple[Tensor, Tensor]:
+        """`(log-probabilities (N,), entropies (N,), detached)`, float32 or more. `temperature`: None, the sampler's."""
         inner = self.module.model
         features = {"image": self._model.encode_images(packed.frames)} if packed.frames else None
         dtype = self._config.param_dtype or self.module.dtype
@@ -128,18 +129,19 @@ class Scorer(nn.Module):
         ).last_hidden_state
         hidden = torch.split(hidden_BTD.flatten(0, 1)[packed.predictors_N], self._config.logits_chunk)
         targets = torch.split(packed.targets_N, self._config.logits_chunk)
+        head = partial(self._head, temperature=self._config.temperature if temperature is None else temperature)
         if len(hidden) == 1 or not torch.is_grad_enabled():
-            parts = [self._head(h, t) for h, t in zip(hidden, targets, strict=True)]
+            parts = [head(h, t) for h, t in zip(hidden, targets, strict=True)]
         else:  # the logits of one chunk at a time, in backward too
-            parts = [checkpoint(self._head, h, t, use_reentrant=False) for h, t in zip(hidden, targets, strict=True)]
+            parts = [checkpoint(head, h, t, use_reentrant=False) for h, t in zip(hidden, targets, strict=True)]
         logprobs, entropies = zip(*parts, strict=True)
         return torch.cat(logprobs), torch.cat(entropies)
 
-    def _head(self, hidden_CD: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
+    def _head(self, hidden_CD: Tensor, targets_C: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         logits_CV = self.module.lm_head(hidden_CD)
         if logits_CV.dtype in (torch.bfloat16, torch.float16):
             logits_CV = logits_CV.float()
-        logits_CV = logits_CV.div_(self._config.temperature).index_fill_(1, self._banned, -math.inf)
+        logits_CV = logits_CV.div_(temperature).index_fill_(1, self._banned, -math.inf)
         normaliser_C = logits_CV.logsumexp(-1)
         with torch.no_grad():
             entropy_C = torch.special.entr((logits_CV - normaliser_C[:, None]).exp()).sum(-1)
@@ -169,9 +171,9 @@ class Learner:
 
     # ------------------------------------------------------------------ log-probabilities
 
-    def logprobs(self, rows: Sequence[Row]) -> list[np.ndarray]:
-        """Per row (T,), float64, 0.0 where nothing was sampled."""
-        return self._logprobs(self.scorer, rows)
+    def logprobs(self, rows: Sequence[Row], temperature: float | None = None) -> list[np.ndarray]:
+        """Per row (T,), float64, 0.0 where nothing was sampled. `temperature`: None is the sampler's."""
+        return self._logprobs(self.scorer, rows, temperature)
 
     def reference_logprobs(self, rows: Sequence[Row]) -> list[np.ndarray]:
         """The same of the policy that training began with: adapters off, or a frozen copy if `kl_coef` is set."""
@@ -183,13 +185,13 @@ class Learner:
         return self._logprobs(self._reference, rows)
 
     @torch.no_grad()
-    def _logprobs(self, scorer: Scorer, rows: Sequence[Row]) -> list[np.ndarray]:
+    def _logprobs(self, scorer: Scorer, rows: Sequence[Row], temperature: float | None = None) -> list[np.ndarray]:
         scorer.eval()
         rows, batches = self._plan(rows)
         out = [np.zeros(len(row.ids)) for row in rows]
         for groups in batches:
             packed = self._pack(rows, groups)
-            packed.scatter(scorer(packed)[0], out)
+            packed.scatter(scorer(packed, temperature)[0], out)
         if isinstance(scorer, FSDPModule):
             scorer.reshard()  # the root keeps its parameters gathered for a backward that doesn't come
         return out[: len(out) - (self._dummy is not None)]

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from paravt.algo import CreditConfig, LossCounts, batch_marks_mean, loss_counts, loss_weights, rows_from_group
 from paravt.checkpoint import check_room, choose_checkpoint, load_checkpoint, save_checkpoint
-from paravt.config import RLRecipe, check_precision
+from paravt.config import RLRecipe, VLLMEngineRecipe, check_precision
 from paravt.credit import TraceCredit, group_credit
 from paravt.data import Cursor, SampleStream
 from paravt.learner import Learner, StepMetrics
@@ -34,10 +34,12 @@ from paravt.ranks import Ranks
 from paravt.record import Record
 from paravt.rollout import Group, check_scored
 from paravt.sampler import Batch, Sampler, open_rollout
+from paravt.serving import open_vllm
 from paravt.spans import byte_reader
 from paravt.trackers import check_trackers
 from paravt.types import Row, Sample
 from paravt.video import FrameSource
+from paravt.watch import check_mismatch
 
 
 def run_rl(
@@ -87,14 +89,18 @@ class _Run:
         check_precision(loaded, adapters=recipe.lora is not None, processes=ranks.size)
         mesh = ranks.mesh(device)
         # A learner that is sharded, or that works while episodes run, leaves the engine a model of its own.
-        self.copied = mesh is not None or recipe.rollout.max_staleness > 0
-        if self.copied:
+        served = isinstance(recipe.engine, VLLMEngineRecipe)
+        self.copied = served or mesh is not None or recipe.rollout.max_staleness > 0
+        if self.copied and not served:
             sampled = QwenVL(copy.deepcopy(model.module), copy.deepcopy(model.processor))
         torch.manual_seed(recipe.seed)  # adapters begin at random, alike in every process
         self.learner = Learner(model, recipe.learner_config(), mesh)
         self.credit = CreditConfig(recipe.anchor, std=recipe.std, subagents=recipe.subagents)
         self.token_bytes = byte_reader(model.chat.tokenizer)
-        rollout = open_rollout(recipe, sampled, reader)
+        servers = None
+        if isinstance(recipe.engine, VLLMEngineRecipe):
+            servers = open_vllm(recipe, recipe.engine, model, out, ranks, self.learner)
+        rollout = open_rollout(recipe, sampled, reader, servers)
         self.engine, self.sampler = rollout.engine, Sampler(rollout, self.stream, recipe, ranks)
 
     async def train(self, resume: str) -> None:
@@ -121,6 +127,8 @@ class _Run:
         sampled = time.monotonic()
         make = self.row_maker(batch)
         rows, learned = await self.learn(batch, make)
+        if learned is not None:
+            check_mismatch(self.recipe.watch, step, learned.token_means)
         await self.engine.load_policy(self.learner.steps, await self.ranks.call(self.weights))
         ended = time.monotonic()
         stop = False

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from paravt.algo import pass_rate_weights
 from paravt.config import RLRecipe
 from paravt.data import Cursor, Draw, SampleStream
+from paravt.engines.base import Engine
 from paravt.engines.local import LocalEngine
 from paravt.engines.lockstep import LockstepEngine
 from paravt.judge import Judge
@@ -27,9 +28,11 @@ from paravt.rollout import Group, Rollout
 from paravt.video import FrameSource
 
 
-def open_rollout(recipe: RLRecipe, model: QwenVL, reader: FrameSource) -> Rollout:
-    """Episodes of a recipe on the local engine, which has to be closed."""
+def open_rollout(recipe: RLRecipe, model: QwenVL, reader: FrameSource, served: Engine | None = None) -> Rollout:
+    """Episodes of a recipe on an engine, which has to be closed: `served`, or a local one of the model."""
     judge = Judge(recipe.judge.url, recipe.judge.model) if recipe.judge else None
+    if served is not None:
+        return Rollout(served, reader, recipe.rollout_config(), judge)
     engine = LocalEngine(model, max_batch=recipe.rollout.max_concurrent)
     if not recipe.deterministic:
         return Rollout(engine, reader, recipe.rollout_config(), judge)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from paravt.errors import EngineError
+
 
 @dataclass(frozen=True)
 class WatchConfig:
@@ -23,6 +25,8 @@ class WatchConfig:
     """Share of episodes that failed."""
     max_mismatch: float = 0.5
     """Mean |log-probability of learner - of sampler|: above it the engine does not run the learner's weights."""
+    stop_mismatch: float = 1.0
+    """The same mean; above it the run ends at once, before a checkpoint is written."""
     patience: int = 3
     """Steps in a row before the first warning; it is repeated after as many again."""
     stop: bool = False
@@ -31,6 +35,17 @@ class WatchConfig:
     def __post_init__(self) -> None:
         if self.patience < 1:
             raise ValueError(f"patience must be at least 1, got {self.patience}")
+
+
+def check_mismatch(config: WatchConfig, step: int, means: Mapping[str, float]) -> None:
+    """Raises EngineError for a step that was learned from what another policy said."""
+    found = means["mismatch"]
+    if 0 <= config.stop_mismatch < found:
+        raise EngineError(
+            f"step {step}: sampler and learner disagree: mean |log-probability difference| {found:.3g} >"
+            f" {config.stop_mismatch:g} (watch.stop_mismatch), at most {means['mismatch_max']:.3g}, weights truncated"
+            f" at {means['truncated']:.1%} of tokens; the engine runs other weights or another sampling distribution"
+        )
 
 
 class Watch:

@@ -109,6 +109,15 @@ def weights_of(rows: Sequence[Row]) -> list[np.ndarray]:
     return [np.where(r.mask, (1 + i % 3) / total, 0.0) for i, r in enumerate(rows)]
 
 
+def test_a_row_can_be_scored_at_another_temperature() -> None:
+    model = fresh_model()
+    rows = batch(model)[:3]
+    warm, plain = (Learner(model, LearnerConfig(temperature=t)) for t in (TEMPERATURE, 1.0))
+    for asked, wanted in zip(warm.logprobs(rows, temperature=1.0), plain.logprobs(rows), strict=True):
+        assert np.array_equal(asked, wanted)
+    assert not np.array_equal(warm.logprobs(rows)[0], plain.logprobs(rows)[0])
+
+
 def naive_logprobs(module: Any, model: QwenVL, one: Row) -> Tensor:
     ids = torch.from_numpy(one.ids)[None]
     images = {}

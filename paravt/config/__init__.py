@@ -20,6 +20,7 @@ from paravt.config.data import (
     Validation,
     WeightedFiles,
 )
+from paravt.config.engine import LocalEngineRecipe, VLLMEngineRecipe
 from paravt.config.rl import JudgeRecipe, RLRecipe, RolloutRecipe
 from paravt.config.sft import SFTRecipe, Stage
 
@@ -29,6 +30,7 @@ __all__ = [
     "JudgeRecipe",
     "LabMixture",
     "LabQuestions",
+    "LocalEngineRecipe",
     "MessageFiles",
     "Positive",
     "PretrainedModel",
@@ -41,6 +43,7 @@ __all__ = [
     "Stage",
     "Strict",
     "TinyModel",
+    "VLLMEngineRecipe",
     "Validation",
     "WeightedFiles",
     "check_precision",

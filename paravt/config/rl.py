@@ -10,6 +10,7 @@ from paravt.agent import EpisodeConfig
 from paravt.algo import FRAME_BUDGETS, AnchorConfig
 from paravt.config.base import EpisodeRecipe, Positive, PretrainedModel, Strict
 from paravt.config.data import LabQuestions, QuestionFile, QuestionRows
+from paravt.config.engine import LocalEngineRecipe, VLLMEngineRecipe
 from paravt.learner import LearnerConfig, LoRA
 from paravt.loss import LossConfig
 from paravt.optim import OptimizerConfig
@@ -57,6 +58,8 @@ class RLRecipe(Strict):
     """Updates; each samples its own episodes."""
     rollout: RolloutRecipe = RolloutRecipe()
     """How many episodes, and how they are sampled."""
+    engine: Annotated[LocalEngineRecipe | VLLMEngineRecipe, Field(discriminator="kind")] = LocalEngineRecipe()
+    """What samples them."""
     episode: EpisodeRecipe = EpisodeRecipe()
     """What an episode is given."""
     gating: bool = False
@@ -119,6 +122,8 @@ class RLRecipe(Strict):
             raise ValueError("deterministic runs have no time-outs: unset episode.call_timeout")
         if self.deterministic and self.rollout.max_staleness:
             raise ValueError("deterministic runs do not run ahead: rollout.max_staleness must be 0")
+        if self.deterministic and self.engine.kind != "local":
+            raise ValueError("deterministic runs sample with the local engine: engine.kind must be local")
         if self.rollout.max_staleness and self.loss.importance_cap is None:
             raise ValueError("rollout.max_staleness needs loss.importance_cap: old tokens have to be weighed")
         return self

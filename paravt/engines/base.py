@@ -15,7 +15,8 @@ class Prompt:
     """Everything the model has seen so far, in both forms: engines take what they need.
 
     `ids` with expanded image placeholders and `images` in placeholder order are exact; `messages` are for engines
-    that speak to a chat endpoint. `trace` names the trace that asks ("main", "crop/0/2", ...).
+    that speak to a chat endpoint. `trace` names the trace that asks ("main", "crop/0/2", ...); it and `episode`, a
+    number that all of an episode's prompts share, name the conversation that this is a turn of.
     """
 
     ids: tuple[int, ...]
@@ -23,6 +24,7 @@ class Prompt:
     messages: tuple[Message, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
     trace: str = "main"
+    episode: int = 0
 
 
 @dataclass(frozen=True)

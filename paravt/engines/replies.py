@@ -17,15 +17,15 @@ def read_completion(url: str, body: bytes) -> Completion:
     Raises EngineError if it is none, or if the server did not answer (a content filter, say).
     """
     try:
-        answer = _object(_json(body), "the body")
-        choices = _list(answer.get("choices"), "choices")
-        choice = _object(choices[0], "choices[0]") if choices else {"finish_reason": "no choices"}
+        answer = as_object(read_json(body), "the body")
+        choices = as_list(answer.get("choices"), "choices")
+        choice = as_object(choices[0], "choices[0]") if choices else {"finish_reason": "no choices"}
         finish = choice.get("finish_reason")
         if finish not in ("stop", "length", "tool_calls"):
-            raise EngineError(f"{url}: no answer ({_short(finish)})")
-        text = _turn_text(_object(choice.get("message"), "message"))
+            raise EngineError(f"{url}: no answer ({short(finish)})")
+        text = _turn_text(as_object(choice.get("message"), "message"))
         usage = _usage(answer.get("usage"))
-    except _NotThat as error:
+    except NotThat as error:
         raise EngineError(f"{url}: not a chat completion: {error}") from error
     stop_reason: StopReason = "length" if finish == "length" else "stop"
     return Completion((), text, None, stop_reason, policy_version=0, usage=usage)
@@ -34,13 +34,13 @@ def read_completion(url: str, body: bytes) -> Completion:
 def read_models(url: str, body: bytes) -> list[str]:
     """The names in the body of a response that the list of models was asked of. Raises EngineError if it is none."""
     try:
-        rows = _list(_object(_json(body), "the body").get("data"), "data")
-        return [_string(_object(row, "data").get("id"), "id") for row in rows]
-    except _NotThat as error:
+        rows = as_list(as_object(read_json(body), "the body").get("data"), "data")
+        return [_string(as_object(row, "data").get("id"), "id") for row in rows]
+    except NotThat as error:
         raise EngineError(f"{url}: not a list of models: {error}; is this a chat server?") from error
 
 
-class _NotThat(Exception):
+class NotThat(Exception):
     """Something is of another type than it must be."""
 
 
@@ -50,8 +50,8 @@ def _turn_text(message: Mapping[str, Any]) -> str:
     reasoning = _text_or_none(message.get("reasoning") or message.get("reasoning_content"), "reasoning")
     if reasoning:
         text = f"<think>\n{reasoning}\n</think>\n{text}"
-    for call in _list(message.get("tool_calls") or [], "tool_calls"):
-        function = _object(_object(call, "a tool call").get("function"), "the function of a tool call")
+    for call in as_list(message.get("tool_calls") or [], "tool_calls"):
+        function = as_object(as_object(call, "a tool call").get("function"), "the function of a tool call")
         # the arguments are JSON text already, and may be broken: the turn's parser is the one to judge that
         name = json.dumps(_string(function.get("name"), "the name of a tool call"))
         arguments = _string(function.get("arguments"), "the arguments of a tool call")
@@ -61,32 +61,32 @@ def _turn_text(message: Mapping[str, Any]) -> str:
 
 def _usage(value: object) -> Usage:
     """Zeros where a server does not say."""
-    usage = _object(value or {}, "usage")
+    usage = as_object(value or {}, "usage")
     return Usage(*(_count(usage.get(name), name) for name in ("prompt_tokens", "completion_tokens")))
 
 
-def _json(body: bytes) -> object:
+def read_json(body: bytes) -> object:
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
-        raise _NotThat(f"no JSON but {_short(body.decode('utf-8', 'replace'))}") from None
+        raise NotThat(f"no JSON but {short(body.decode('utf-8', 'replace'))}") from None
 
 
-def _object(value: object, name: str) -> Mapping[str, Any]:
+def as_object(value: object, name: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise _NotThat(f"{name} is {_short(value)}")
+        raise NotThat(f"{name} is {short(value)}")
     return value
 
 
-def _list(value: object, name: str) -> list[Any]:
+def as_list(value: object, name: str) -> list[Any]:
     if not isinstance(value, list):
-        raise _NotThat(f"{name} is {_short(value)}")
+        raise NotThat(f"{name} is {short(value)}")
     return value
 
 
 def _string(value: object, name: str) -> str:
     if not isinstance(value, str):
-        raise _NotThat(f"{name} is {_short(value)}")
+        raise NotThat(f"{name} is {short(value)}")
     return value
 
 
@@ -98,11 +98,11 @@ def _count(value: object, name: str) -> int:
     if value is None:
         return 0
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**53:
-        raise _NotThat(f"{name} is {_short(value)}")
+        raise NotThat(f"{name} is {short(value)}")
     return value
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
     """On one line, and not the server's whole page."""
     text = value if isinstance(value, str) else json.dumps(value)
     text = " ".join(text.split())

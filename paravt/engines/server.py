@@ -52,8 +52,8 @@ class StatusError(EngineError):
 
 
 class JsonServer:
-    """`url` is the address of an OpenAI-compatible server, with or without `/v1`. The API key is taken from
-    OPENAI_API_KEY, if it is set.
+    """`url` is the address of an OpenAI-compatible server, with or without `/v1` (an address without a path gets `api`
+    for one). The API key is taken from OPENAI_API_KEY, if it is set.
 
     Requests that fail on the way, or are answered with 408, 409, 429 or 5xx, are sent again, up to `max_retries` times
     with growing pauses, or the pause that the server asks for. All of it ends after `timeout` seconds; waiting for one
@@ -71,6 +71,7 @@ class JsonServer:
         max_retries: int,
         timeout: float,
         on_request: Callable[[], None] = lambda: None,
+        api: str = "/v1",
     ) -> None:
         try:
             address = httpx2.URL(url)
@@ -78,7 +79,7 @@ class JsonServer:
             raise EngineError(f"{url}: no server address ({error})") from error
         if address.scheme not in ("http", "https") or not address.host:
             raise EngineError(f"{url}: a server address starts with http:// or https://")
-        self.url = url.rstrip("/") if address.path.strip("/") else url.rstrip("/") + "/v1"
+        self.url = url.rstrip("/") if address.path.strip("/") else url.rstrip("/") + api
         self._max_concurrency, self._max_retries, self._timeout = max_concurrency, max_retries, timeout
         self._on_request = on_request
         self._connections: dict[asyncio.AbstractEventLoop, tuple[_Connection, AsyncGenerator[_Connection, None]]] = {}

@@ -49,16 +49,18 @@ def run_suite(
     only: Sequence[str] = (),
     jobs: int | None = None,
     file: Path | None = None,
+    changes: Sequence[str] = (),
 ) -> dict[str, str]:
     """Run a suite (default: the package's) and write its report to `out`; returns what failed, and why.
 
-    `only` names rows, whatever the mode's are. Raises RecipeError for a suite that is not valid, rows that do not
-    exist, and a directory in which another suite runs.
+    `only` names rows, whatever the mode's are; `changes` are made to every recipe of reinforcement learning. Raises
+    RecipeError for a suite that is not valid, rows that do not exist, and a directory in which another suite runs.
     """
     suite, path = load_suite(file)
     if mode not in suite.modes:
         raise RecipeError(f"{path}: modes: there is no {mode!r}")
     chosen = suite.modes[mode]
+    chosen = chosen.model_copy(update={"set": (*chosen.set, *changes)})
     unknown = [name for name in only if name not in suite.rows]
     if unknown:
         raise RecipeError(f"there is no row {unknown[0]!r}; the rows are {', '.join(suite.rows)}")

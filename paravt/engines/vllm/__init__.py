@@ -1,0 +1,18 @@
+"""The vLLM engine; see `engine`."""
+
+from paravt.engines.vllm.engine import Learner, VLLMConfig, VLLMEngine
+from paravt.engines.vllm.spawn import WORKER_DIRECTORY, ServerProcess, SpawnConfig, serve_arguments
+from paravt.engines.vllm.transfer import Backend, Transfer, open_transfer
+
+__all__ = [
+    "WORKER_DIRECTORY",
+    "Backend",
+    "Learner",
+    "ServerProcess",
+    "SpawnConfig",
+    "Transfer",
+    "VLLMConfig",
+    "VLLMEngine",
+    "open_transfer",
+    "serve_arguments",
+]

@@ -1,0 +1,148 @@
+"""vLLM servers as processes of our own, on this machine, which never outlive us."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from paravt.engines.vllm.transfer import free_port
+from paravt.errors import EngineError
+
+WORKER_DIRECTORY = Path(__file__).parent / "worker"
+"""To be on a server's PYTHONPATH, for the worker extension."""
+KEEPER = Path(__file__).parent / "keeper.py"
+_CPU = {
+    "CUDA_VISIBLE_DEVICES": "",  # the learner's, if there is one
+    # one thread for each process: more threads than cores wait for one another most of the time
+    "OMP_NUM_THREADS": "1",
+    "KMP_BLOCKTIME": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+}
+
+
+@dataclass(frozen=True)
+class SpawnConfig:
+    python: str
+    """An interpreter that has vLLM."""
+    arguments: tuple[str, ...]
+    """Of `vllm serve`, the model first."""
+    environment: Mapping[str, str]
+    """Beside this process's own."""
+    devices: tuple[str, ...]
+    """CUDA_VISIBLE_DEVICES of each server; () for CPUs."""
+    logs: Path
+    """A directory."""
+
+
+class ServerProcess:
+    """Server number `number`. Raises EngineError if there is no such interpreter."""
+
+    def __init__(self, config: SpawnConfig, number: int) -> None:
+        python = shutil.which(config.python)
+        if python is None:
+            raise EngineError(f"engine.python: {config.python}: no such program; name an interpreter that has vLLM")
+        self.port = free_port()
+        self.log = config.logs / f"server-{number}.log"
+        host = ["--host", "127.0.0.1", "--port", str(self.port)]
+        vllm = [python, "-m", "vllm.entrypoints.cli.main", "serve"]
+        # isolated: neither this directory nor PYTHONPATH is looked into for modules
+        self._command = [sys.executable, "-I", str(KEEPER), *vllm, *config.arguments, *host]
+        own = {
+            # opens the endpoints that pause, update and reset; the server listens on this machine only
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "PYTHONPATH": str(WORKER_DIRECTORY),
+            **({"CUDA_VISIBLE_DEVICES": config.devices[number]} if config.devices else _CPU),
+        }
+        self._environment = {**os.environ, **own, **config.environment}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            # a session of its own: Ctrl-C is for us, and we end it
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,
+            )
+
+    def stop(self) -> None:
+        """Returns when it is gone."""
+        if self._process is not None:
+            pipe: IO[bytes] | None = self._process.stdin
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+            self._process.wait()
+
+    def last_words(self) -> str:
+        """The last line of its log that says what went wrong."""
+        try:
+            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-200:]
+        except OSError:
+            return "it left no log"
+        said = [line.strip() for line in lines if "Error" in line] or [line.strip() for line in lines if line.strip()]
+        return f"{said[-1][:300] if said else 'nothing was said'} ({self.log})"
+
+
+def serve_arguments(
+    model: str,
+    *,
+    dtype: str,
+    context: int,
+    images: int,
+    sequences: int,
+    pixels: tuple[int, int],
+    transfer: str,
+    more: Sequence[str],
+) -> tuple[str, ...]:
+    """Of `vllm serve`. `context` in tokens, `images` of a prompt, `sequences` at a time; `pixels` are the smallest and
+    the largest frame that the image processor must leave as it is."""
+    worker = () if transfer == "nccl" else ("--worker-extension-cls", "paravt_worker.Extension")
+    backend = transfer if transfer == "nccl" else "paravt"
+    return (
+        model,
+        "--served-model-name",
+        "policy",
+        "--dtype",
+        dtype,
+        "--max-model-len",
+        str(context),
+        "--max-num-seqs",
+        str(sequences),
+        "--limit-mm-per-prompt",
+        f'{{"image": {images}, "video": 0}}',
+        "--mm-processor-kwargs",
+        # of images alone: the limits of videos are for all of their frames together
+        f'{{"images_kwargs": {{"size": {{"shortest_edge": {pixels[0]}, "longest_edge": {pixels[1]}}}}}}}',
+        "--logprobs-mode",
+        "processed_logprobs",
+        "--generation-config",
+        "vllm",
+        "--enable-scale-out",
+        "--enable-prompt-tokens-details",
+        *worker,
+        "--weight-transfer-config",
+        f'{{"backend": "{backend}"}}',
+        *more,
+    )

@@ -1,0 +1,273 @@
+"""The vLLM engine on servers of vLLM itself, with the package's small checkpoint.
+
+Locked here: what a server says of its tokens is what the learner says of them, within 1e-4, before and after every
+update of weights, one of the vision tower alone included; a canary finds a server with other weights; a run goes on
+when one of its two servers is killed in the middle of a step, starts it again, and leaves no process behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from test_rl import BASE, SMALL, metrics
+
+from paravt.ask import shipped_model
+from paravt.chat import text_message, timestamp
+from paravt.config import RLRecipe, load_recipe
+from paravt.engines.base import Completion, Prompt, Sampling
+from paravt.engines.vllm import ServerProcess, SpawnConfig, VLLMConfig, VLLMEngine, open_transfer, serve_arguments
+from paravt.errors import EngineError
+from paravt.lab.factory import train_rl
+from paravt.learner import Learner, LearnerConfig
+from paravt.models import QwenVL, load_model
+from paravt.types import Frame, ImagePart, Message, Row, TextPart
+
+pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("vllm")]
+T = 0.7
+WITHIN = 1e-4
+
+
+@pytest.fixture(scope="module")
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    given = request.config.getoption("--vllm-url")
+    if given:
+        yield given
+        return
+    model = load_model(shipped_model())
+    arguments = serve_arguments(
+        str(shipped_model()),
+        dtype="float32",
+        context=4096,
+        images=64,
+        sequences=16,
+        pixels=(model.chat.frame_factor**2, model.chat.max_pixels),
+        transfer="file",
+        more=("--enforce-eager",),
+    )
+    python = request.config.getoption("--vllm-python")
+    server = ServerProcess(SpawnConfig(python, arguments, {}, (), tmp_path_factory.mktemp("vllm")), 0)
+    server.start()
+    try:
+        deadline = time.monotonic() + 600
+        while True:
+            assert server.alive, server.last_words()
+            assert time.monotonic() < deadline, server.last_words()
+            try:
+                if httpx2.get(f"{server.url}/health", timeout=30).status_code == 200:
+                    break
+            except httpx2.TransportError:
+                time.sleep(1)
+        yield server.url
+    finally:
+        server.stop()
+
+
+class Alone:
+    """One process, with a learner that is trained by hand."""
+
+    first = True
+
+    def __init__(self, model: QwenVL) -> None:
+        self.learner = Learner(model, LearnerConfig(temperature=T))
+
+    async def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    async def score(self, rows: Sequence[Row]) -> list[np.ndarray]:
+        return self.learner.logprobs(rows, temperature=1.0)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return self.learner.weights()
+
+    @torch.no_grad()
+    def change(self, part: str, by: float) -> None:
+        """Noise on the weights of a part of the model."""
+        draw = torch.Generator().manual_seed(1)
+        for name, weight in self.learner.model.module.named_parameters():
+            if part in name:
+                weight += by * weight.std() * torch.randn(weight.shape, generator=draw)
+
+
+@pytest.fixture
+def alone() -> Alone:
+    return Alone(load_model(shipped_model()))
+
+
+@pytest.fixture(params=["file", "gloo"])
+async def engine(request: pytest.FixtureRequest, url: str, alone: Alone, tmp_path: Path) -> AsyncIterator[VLLMEngine]:
+    transfer = open_transfer(request.param, directory=tmp_path, address="127.0.0.1", device="cpu")
+    model = alone.learner.model
+    config = VLLMConfig(canary_tolerance=WITHIN)
+    made = VLLMEngine(model.chat, model.banned_ids, alone, transfer, config, [url])
+    yield made
+    await made.close()
+
+
+def prompts(model: QwenVL) -> list[Prompt]:
+    """With frames of several sizes, with none, and one that goes on after a turn."""
+    draw = np.random.default_rng(3)
+    factor = model.chat.frame_factor
+
+    def shown(*sides: tuple[int, int]) -> list[TextPart | ImagePart]:
+        out: list[TextPart | ImagePart] = []
+        for i, (height, width) in enumerate(sides):
+            pixels = draw.integers(0, 256, (height * factor, width * factor, 3), dtype=np.uint8)
+            out += [
+                TextPart(timestamp(float(i))),
+                ImagePart(Frame(float(i), pixels, f"test {i} {pixels.shape} {id(out)}")),
+            ]
+        return out
+
+    small = (1, 1)
+    first = model.chat.open([Message("user", (*shown(*[small] * 40), TextPart("What happens?")))])
+    blind = model.chat.open([text_message("user", "What happens?")])
+    frames = shown(small, small)
+    opening = model.chat.open([Message("user", (*frames, TextPart("What happens?")))])
+    said = tuple(model.chat.tokenizer.encode("It is not known", add_special_tokens=False))
+    more = model.chat.reply([Message("tool", (*shown(small), TextPart("seen")))], closed=False)
+    later = Prompt((*opening.ids, *said, *more.ids), (*opening.images, *more.images))
+    return [Prompt(first.ids, first.images), Prompt(blind.ids, ()), later]
+
+
+def off(learner: Learner, prompt: Prompt, completion: Completion) -> float:
+    """The largest |log-probability of the learner - of the server|."""
+    ids = np.array([*prompt.ids, *completion.ids])
+    mask = np.arange(len(ids)) >= len(prompt.ids)
+    row = Row(ids, mask, np.zeros(len(ids)), np.zeros(len(ids)), prompt.images, "g", "e", "main", 0)
+    (logprobs,) = learner.logprobs([row])
+    return float(np.abs(logprobs[mask] - np.array(completion.logprobs)).max())
+
+
+async def test_logprobs_are_the_learners_before_and_after_every_update(engine: VLLMEngine, alone: Alone) -> None:
+    asked = prompts(alone.learner.model)
+    warm = Sampling(max_tokens=24, temperature=T, seed=11)
+    before: list[Completion] = []
+    changes = [("nothing", 0.0), ("visual", 0.3), ("language_model.layers", 0.1), ("embed_tokens", 0.1)]
+    for version, (part, by) in enumerate(changes, start=40):
+        alone.change(part, by)
+        await engine.load_policy(version, alone.weights())
+        found = [(await engine.generate(prompt, warm))[0] for prompt in asked]
+        for prompt, completion in zip(asked, found, strict=True):
+            engine.chat.check(completion)
+            assert completion.policy_version == version
+            assert off(alone.learner, prompt, completion) < WITHIN, (part, prompt.images and "images")
+        if part == "visual":  # what has images changed, and nothing else
+            assert found[0].logprobs != before[0].logprobs
+            assert found[1].logprobs == pytest.approx(before[1].logprobs, abs=WITHIN)
+        before = found
+
+
+async def test_samples_of_a_group_differ_and_are_repeatable(engine: VLLMEngine, alone: Alone) -> None:
+    await engine.load_policy(1, alone.weights())
+    (asked, *_) = prompts(alone.learner.model)
+    warm = Sampling(max_tokens=16, temperature=1.5, seed=2**62 + 5)
+    group = await engine.generate(asked, warm, n=4)
+    assert len({completion.ids for completion in group}) > 1
+    # another batch may round differently: a sample is the same nearly always, and its prompt is in the cache
+    again = await engine.generate(asked, warm, n=4)
+    assert again[0].ids[0] == group[0].ids[0]
+    assert again[0].usage.cached_tokens > 0
+
+
+async def test_a_canary_finds_a_server_with_other_weights(engine: VLLMEngine, alone: Alone) -> None:
+    await engine.load_policy(1, alone.weights())
+    sent = alone.weights()
+    alone.change("visual", 0.3)
+    with pytest.raises(EngineError, match="no server samples with the learner's weights"):
+        await engine.load_policy(2, sent)
+
+
+def test_three_steps_of_training(url: str, tmp_path: Path) -> None:
+    changes = (*SMALL, "deterministic=false", f"engine={json.dumps({'kind': 'vllm', 'servers': [url]})}")
+    recipe = load_recipe(RLRecipe, BASE / "full.yaml", changes)
+    train_rl(recipe, tmp_path, Console(quiet=True))
+    rows = metrics(tmp_path)
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    for row in rows:
+        assert row["unscored"] == 0
+        assert row["token/tokens"] > 0
+        assert row["token/mismatch_max"] < WITHIN
+        assert row["token/truncated"] == 0
+        assert row["staleness/max"] == 0
+    assert not list((tmp_path / "weights").iterdir())
+
+
+def children(pid: int) -> list[int]:
+    """All descendants of a process."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    found, waiting = [], [pid]
+    while waiting:
+        at = waiting.pop()
+        below = [child for child, parent in parents.items() if parent == at]
+        found += below
+        waiting += below
+    return found
+
+
+def command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def test_a_server_that_is_killed_in_the_middle_of_a_step(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    python = request.config.getoption("--vllm-python")
+    if not python:
+        pytest.skip("a server that is not ours cannot be killed; give --vllm-python")
+    out = tmp_path / "run"
+    engine = {"kind": "vllm", "servers": "spawn", "replicas": 2, "python": python, "health_every": 1}
+    steps = 6
+    sets = [*SMALL, "deterministic=false", f"engine={json.dumps(engine)}", f"steps={steps}", "rollout.group_size=8"]
+    arguments = [part for change in sets for part in ("--set", change)]
+    with (tmp_path / "said").open("wb") as said:
+        run = subprocess.Popen(
+            [sys.executable, "-m", "paravt", "rl", str(BASE / "full.yaml"), "--out", str(out), *arguments],
+            stdout=said,
+            stderr=said,
+        )
+    try:
+
+        def wait_for(what: Any) -> None:
+            deadline = time.monotonic() + 600
+            while not what():
+                assert run.poll() is None, (tmp_path / "said").read_text()
+                assert time.monotonic() < deadline, (tmp_path / "said").read_text()
+                time.sleep(0.05)
+
+        wait_for(lambda: (out / "metrics.jsonl").exists() and metrics(out))
+        servers = [pid for pid in children(run.pid) if " serve " in command(pid) and "keeper.py" not in command(pid)]
+        assert len(servers) == 2
+        ours = children(run.pid)
+        time.sleep(0.3)
+        os.kill(servers[0], signal.SIGKILL)
+        assert run.wait(timeout=600) == 0, (tmp_path / "said").read_text()
+    finally:
+        run.kill()
+        run.wait()
+    rows = metrics(out)
+    assert [row["step"] for row in rows] == list(range(1, steps + 1))
+    for row in rows:
+        assert row["unscored"] == 0
+        assert row["token/mismatch_max"] < WITHIN
+    assert "is out: " in (tmp_path / "said").read_text()
+    assert [command(pid) for pid in ours if command(pid)] == []

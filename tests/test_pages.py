@@ -1,0 +1,235 @@
+"""The pages as people meet them: in a browser, offline, with thousands of episodes, with hostile data, by keyboard."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from ask_server import Asking, Choosing
+from browser import Watched, barriers, chromium, overflow, watched
+from conftest import CASES
+from playwright.sync_api import Browser, Page, expect
+from report_runs import write_hostile_run, write_run
+
+from paravt.agent import EpisodeConfig
+from paravt.ask import LAB_MAX_TOKENS, open_engine
+from paravt.lab.demo import question_of_two_scenes
+from paravt.lab.world import write_video
+from paravt.models import QwenVL
+from paravt.report import write_report
+from paravt.serve.videos import Library
+
+EPISODES = 2_000
+
+
+@dataclass(frozen=True)
+class Made:
+    """Everything that is made before the browser starts: its driver keeps an event loop in this thread."""
+
+    large: str
+    hostile: str
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    out = tmp_path_factory.mktemp("reports")
+    write_report([write_run(out / "large")], out / "large.html")
+    write_report([write_hostile_run(out / "hostile")], out / "hostile.html")
+    return Made((out / "large.html").as_uri(), (out / "hostile.html").as_uri())
+
+
+@pytest.fixture(scope="module")
+def browser(made: Made) -> Iterator[Browser]:
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def seen(browser: Browser) -> Iterator[Watched]:
+    with watched(browser) as page:
+        yield page
+
+
+def episodes(page: Page) -> None:
+    page.get_by_role("button", name=re.compile("^Episodes [0-9]")).or_(
+        page.get_by_role("tab", name=re.compile("^Episodes"))
+    ).or_(page.get_by_role("link", name=re.compile("^Episodes"))).first.click()
+
+
+def test_a_report_of_thousands_of_episodes(made: Made, seen: Watched) -> None:
+    page = seen.page
+    page.goto(made.large)
+    episodes(page)
+    expect(page.get_by_text(re.compile(r"^2,000 episodes$"))).to_be_visible()
+    rows = page.get_by_role("option").and_(page.locator(".row"))
+    assert 5 < rows.count() < 60  # the others are made when they are scrolled to
+    first = rows.first.inner_text()
+    page.get_by_role("listbox", name="Episodes").evaluate("box => box.scrollTo(0, box.scrollHeight)")
+    expect(page.locator(f".row[aria-posinset='{EPISODES}']")).to_be_visible()
+
+    page.get_by_label("Calls").first.select_option("2")
+    expect(page.get_by_text(re.compile(r"^[\d,]+ of 2,000 episodes$"))).to_be_visible()
+    page.get_by_role("button", name="Clear filters").click()
+    expect(page.get_by_text(re.compile(r"^2,000 episodes$"))).to_be_visible()
+
+    # by keyboard alone: into the list, open, and back
+    page.get_by_role("listbox", name="Episodes").focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("region", name="Episode", exact=True)).to_be_visible()
+    shown = page.locator("img.frame").first
+    expect(shown).to_be_visible()
+    assert shown.evaluate("image => image.naturalWidth") > 8
+    page.keyboard.press("Escape")
+    expect(rows.first).to_have_text(re.compile(re.escape(first.split("\n")[0])))
+    page.go_back()
+    expect(page.get_by_role("region", name="Episode", exact=True)).to_be_visible()
+    assert seen.problems == []
+    assert seen.asked == [made.large]
+
+
+def test_which_tokens_got_credit(made: Made, seen: Watched) -> None:
+    page = seen.page
+    page.goto(made.large)
+    episodes(page)
+    page.locator(".row").first.click()
+    turns = page.get_by_role("region", name="Turns")
+    expect(turns).to_be_visible()
+    assert page.locator(".token").count() == 0
+    page.get_by_role("button", name="advantage", exact=True).click()
+    tokens = turns.locator(".token")
+    assert tokens.count() > 3
+    titles = [tokens.nth(index).get_attribute("title") or "" for index in range(tokens.count())]
+    paid = [
+        float(found[1].replace("\u2212", "-")) for title in titles if (found := re.search(r"advantage (\S+)$", title))
+    ]
+    assert len(paid) == len(titles)
+    assert len(set(paid)) > 1  # the marks of structure are on some tokens, and not on the others
+    strongest = max(range(len(paid)), key=lambda index: abs(paid[index]))
+    weakest = min(range(len(paid)), key=lambda index: abs(paid[index]))
+    colours = [
+        tokens.nth(index).evaluate("token => getComputedStyle(token).backgroundColor") for index in (strongest, weakest)
+    ]
+    assert colours[0] != colours[1]
+    page.get_by_role("button", name="logprob", exact=True).click()
+    expect(turns.locator(".token.low").first).to_be_visible()
+    page.get_by_role("button", name="off", exact=True).click()
+    assert page.locator(".token").count() == 0
+    assert seen.problems == []
+
+
+def test_the_windows_of_an_episode(made: Made, seen: Watched) -> None:
+    page = seen.page
+    page.goto(made.large)
+    episodes(page)
+    page.get_by_label("Calls").first.select_option("2")
+    page.locator(".row").first.click()
+    lanes = page.get_by_role("button", name=re.compile(r"^Call 1\.\d, "))
+    expect(lanes).to_have_count(2)
+    lanes.first.click()
+    crop = page.get_by_role("region", name="Call 1.1")
+    expect(crop).to_be_visible()
+    assert crop.locator("img.frame").first.evaluate("image => image.naturalWidth") > 8
+    boxes = [lanes.nth(index).locator(".bar").bounding_box() for index in range(2)]
+    assert boxes[0] is not None
+    assert boxes[1] is not None
+    assert boxes[0]["y"] != boxes[1]["y"]  # each call has its own lane
+    page.keyboard.press("Escape")
+    expect(crop).to_have_count(0)
+
+
+def test_hostile_data_stay_text(made: Made, seen: Watched) -> None:
+    page = seen.page
+    page.goto(made.hostile)
+    page.wait_for_selector("#app :first-child")
+    scripts = page.locator("script").count()
+    for tab in page.locator("header nav a, header nav button").all():
+        tab.click()
+        for fold in page.locator("details:not([open]) > summary").all():
+            fold.click()
+    episodes(page)
+    for index in range(page.locator(".row").count()):
+        page.locator(".row").nth(index).click()
+        page.wait_for_selector(".episode, .empty")
+        for fold in page.locator("details:not([open]) > summary").all():
+            fold.click()
+        for lane in page.locator(".lane").all():
+            lane.click()
+        page.keyboard.press("Escape")
+        page.go_back() if page.locator(".row").count() == 0 else None
+    assert page.locator("body").get_attribute("data-hacked") is None
+    assert page.locator("script").count() == scripts
+    assert page.locator("iframe, object, embed, svg script, [onerror], [onload], [onclick]").count() == 0
+    assert seen.problems == []
+    assert seen.asked == [made.hostile]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_nobody_is_kept_out(made: Made, browser: Browser, width: int, dark: bool) -> None:
+    with watched(browser, width=width, dark=dark) as seen:
+        page = seen.page
+        page.goto(made.large)
+        page.wait_for_selector("canvas")
+        assert (barriers(page), overflow(page)) == ([], 0)
+        episodes(page)
+        page.wait_for_selector(".row")
+        assert (barriers(page), overflow(page)) == ([], 0)
+        page.locator(".row").first.click()
+        page.get_by_role("button", name="advantage", exact=True).click()
+        assert (barriers(page), overflow(page)) == ([], 0)
+
+
+def test_a_question_to_the_shipped_checkpoint(browser: Browser, tmp_path: Path) -> None:
+    video = tmp_path / "videos" / "cli-1.mp4"
+    video.parent.mkdir()
+    write_video("cli-1", video)
+    asked = question_of_two_scenes("cli-1", str(video)).sample
+    library = Library([video.parent], tmp_path)
+    with (
+        Asking(open_engine(), library, EpisodeConfig(max_tokens=LAB_MAX_TOKENS)) as asking,
+        watched(browser) as seen,
+    ):
+        page = seen.page
+        page.goto(asking.url)
+        page.get_by_label("Question", exact=True).fill(asked.question)
+        page.get_by_label("Overview frames").fill("64")
+        page.get_by_role("button", name="Ask", exact=True).click()
+        expect(page.locator(".verdict .answer b")).to_have_text(asked.answer or "")
+        expect(page.get_by_role("button", name=re.compile(r"^Call 1\.\d, "))).to_have_count(3)
+        page.get_by_role("button", name=re.compile(r"^Call 1\.1, ")).click()
+        assert page.get_by_role("region", name="Call 1.1").locator("img.frame").count() > 3
+        assert barriers(page) == []
+        assert seen.problems == []
+        assert all(address.startswith(asking.url) for address in seen.asked)
+
+
+def test_evidence_seeks_the_player(browser: Browser, tiny: QwenVL, tmp_path: Path) -> None:
+    with Asking(Choosing(tiny), Library([CASES / "video"], tmp_path)) as asking, watched(browser, width=400) as seen:
+        page = seen.page
+        page.goto(asking.url)
+        page.get_by_label("Video", exact=True).select_option(label="longgop.mp4 (2:00)")
+        page.get_by_label("Question", exact=True).fill("What <img src=x onerror=alert(1)> happens?")
+        page.get_by_role("button", name="Ask", exact=True).click()
+        page.get_by_role("button", name="15 seconds").first.click()
+        page.wait_for_function("document.querySelector('video').currentTime === 15")
+        page.get_by_role("button", name=re.compile(r"^Call 1\.2, ")).click()
+        page.wait_for_function("document.querySelector('video').currentTime === 30")
+        assert overflow(page) == 0
+        assert seen.problems == []
+
+
+def test_a_question_that_hangs_can_be_cancelled(browser: Browser, tiny: QwenVL, tmp_path: Path) -> None:
+    with Asking(Choosing(tiny), Library([CASES / "video"], tmp_path)) as asking, watched(browser) as seen:
+        page = seen.page
+        page.goto(asking.url)
+        page.get_by_label("Video", exact=True).select_option(label="longgop.mp4 (2:00)")
+        page.get_by_label("Question", exact=True).fill("hang on")
+        page.get_by_role("button", name="Ask", exact=True).click()
+        expect(page.get_by_role("button", name=re.compile(r"^Call 1\.1, "))).to_be_visible()
+        page.get_by_role("button", name="Cancel").click()
+        expect(page.get_by_role("status")).to_contain_text(re.compile("cancelled", re.IGNORECASE))
+        assert seen.problems == []

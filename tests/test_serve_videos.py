@@ -238,7 +238,7 @@ def test_names_that_are_no_text(tmp_path: Path, uploads: Path) -> None:
     root.mkdir()
     shutil.copy(BASE, os.fsencode(root) + b"/caf\xe9.mp4")
     shutil.copy(BASE, root / "two\nlines.mp4")
-    names = [video.name for video in Library([root], uploads).list()]
+    names = [video.name for video in Library([root], uploads).all()]
     assert names == ["caf\N{REPLACEMENT CHARACTER}.mp4", "two\N{REPLACEMENT CHARACTER}lines.mp4"]
 
 

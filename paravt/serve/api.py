@@ -50,7 +50,7 @@ _UPLOAD_BODY = {
         },
     }
 }
-_EVENTS = {
+_EVENTS: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The events of the ask from its first on, or from the one after `Last-Event-ID` on, and the rest"
         " as they happen. The name of an event is the `event` of `AskState.events`, its data are the other fields as"
@@ -142,7 +142,7 @@ def create_app(
 
     @app.get("/v1/videos", tags=["videos"], summary="The videos there are")
     def list_videos() -> list[VideoView]:
-        return [video_view(video) for video in library.list()]
+        return [video_view(video) for video in library.all()]
 
     @app.post(
         "/v1/videos",

@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
 State = Literal["queued", "running", "done", "failed", "cancelled"]
@@ -192,7 +193,7 @@ class Asks(Generic[RequestT]):
             ask.state, ask.position, ask.started = "running", None, time.time()
             ask.emit("started")
             ask.task = asyncio.create_task(self._play(ask))
-            ask.task.add_done_callback(lambda task, ask=ask: self._finished(ask, task))
+            ask.task.add_done_callback(partial(self._finished, ask))
         for position, ask in enumerate(self._waiting, 1):
             if ask.position != position:
                 ask.position = position

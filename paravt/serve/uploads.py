@@ -6,7 +6,7 @@ import asyncio
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from fastapi import HTTPException, Request
 from python_multipart import MultipartParser
@@ -16,6 +16,9 @@ from starlette.requests import ClientDisconnect
 
 from paravt.errors import VideoError
 from paravt.serve.videos import Library, Video
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
 
 _HEADERS = 64 * 1024
 """Bytes that a form may have around its file."""
@@ -75,10 +78,16 @@ class _Form:
         self._size = 0
         self._name = self._value = self._disposition = b""
 
-    def callbacks(self) -> dict[str, object]:
-        names = ("part_begin", "part_data", "part_end", "header_field", "header_value", "header_end",
-                 "headers_finished")  # fmt: skip
-        return {f"on_{name}": getattr(self, name) for name in names}
+    def callbacks(self) -> MultipartCallbacks:
+        return {
+            "on_part_begin": self.part_begin,
+            "on_part_data": self.part_data,
+            "on_part_end": self.part_end,
+            "on_header_field": self.header_field,
+            "on_header_value": self.header_value,
+            "on_header_end": self.header_end,
+            "on_headers_finished": self.headers_finished,
+        }
 
     def keep(self) -> Video:
         if self.id is None or self.path is None or self._file is not None:

@@ -133,7 +133,7 @@ class Library:
 
     # ------------------------------------------------------------------ finding
 
-    def list(self) -> list[Video]:
+    def all(self) -> list[Video]:
         """All videos there are now, uploads first, the newest of them first. Files that are no videos are left out."""
         below: dict[str, _Entry] = {}
         for root in self.roots:
@@ -148,7 +148,7 @@ class Library:
     def find(self, id: str) -> Video | None:
         """The video of an id if it is there, and where it should be."""
         if not self._listed:
-            self.list()
+            self.all()
         with self._lock:
             entry = self._below.get(id)
         entry = entry or self._upload(id)

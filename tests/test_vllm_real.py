@@ -235,7 +235,8 @@ def test_a_server_that_is_killed_in_the_middle_of_a_step(request: pytest.Fixture
     if not python:
         pytest.skip("a server that is not ours cannot be killed; give --vllm-python")
     out = tmp_path / "run"
-    engine = {"kind": "vllm", "servers": "spawn", "replicas": 2, "python": python, "health_every": 1, "start_timeout": 1200}
+    engine = {"kind": "vllm", "servers": "spawn", "replicas": 2, "python": python}
+    engine |= {"health_every": 1, "start_timeout": 1200}
     steps = 6
     sets = [*SMALL, "deterministic=false", f"engine={json.dumps(engine)}", f"steps={steps}", "rollout.group_size=8"]
     arguments = [part for change in sets for part in ("--set", change)]

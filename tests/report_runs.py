@@ -4,6 +4,7 @@ them, without a model."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -50,7 +51,8 @@ def sampled(text: str, version: int = 0) -> Segment:
 
 
 def spell(text: str) -> list[str]:
-    return text.replace(" ", "\x1f ").split("\x1f")
+    """Tags, words with what stands before them, and everything else."""
+    return re.findall(r"<\|?/?\w+\|?>|\s*\w+|\s*[^\w\s]|\s+", text)
 
 
 def prompt(text: str, frames: Sequence[Frame] = ()) -> Segment:
@@ -65,7 +67,7 @@ def episode(sample: Sample, number: int, budget: int = 8, calls: int = 3) -> Epi
     overview = [frame(shown, time) for time in overview_times(DURATION, budget)]
     windows = [Window(32.0 * n, 32.0 * n + 16) for n in range(calls)]
     blocks = "\n".join(render_call("crop_video", {"start_time": w.start_time, "end_time": w.end_time}) for w in windows)
-    first = f"I look at {calls} places at once.\n</think>\n{blocks}<|im_end|>"
+    first = f"I look at {calls} of the places at once.\n</think>\n{blocks}<|im_end|>"
     said = str(sample.answer) if number % 3 else "nothing"
     last = f"The reports agree on it.\n</think>\n<answer>{said}</answer>{' And so on.' * (number % 5 == 0)}<|im_end|>"
     header = f"<|im_end|>\n<|im_start|>assistant\n{_PREFIX}"
@@ -106,7 +108,7 @@ def credit(one: Episode, advantage: float) -> dict[str, Any]:
     out = {}
     for trace in one.traces:
         tokens = [token for segment in trace if segment.sampled for token in spell(segment.text)]
-        paid = [advantage + 0.5 * ("</" in token and trace.role == "main") for token in tokens]
+        paid = [advantage + 0.5 * (len(token) > 2 and token[0] == "<" and trace.role == "main") for token in tokens]
         out[trace.name] = {"advantages": paid, "spelled": tokens}
     return out
 

@@ -1,7 +1,8 @@
 """Reports of runs as they are really written: reinforcement learning, evaluations, suites, supervised training.
 
 Locked here: what a run saves as credit is what its learner learned from; the rows of an evaluation are those that
-count, with the credit of its tables; tables link to the very episodes that they count; flipped rows come first into a file.
+count, with the credit of its tables; tables link to the very episodes that they count; flipped rows come first into a
+file.
 """
 
 from __future__ import annotations

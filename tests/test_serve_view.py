@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from report_runs import write_hostile_run, write_run
@@ -149,3 +153,16 @@ def test_what_cannot_be_shown_is_said_before_anything_is_served(tmp_path: Path) 
         View([tmp_path / "nothing"], [])
     with pytest.raises(DataError, match="--videos"):
         View([write_run(tmp_path / "run", steps=1, groups=1, size=1)], [tmp_path / "nothing"])
+
+
+def test_from_the_command_line(run: Path) -> None:
+    command = [sys.executable, "-m", "paravt", "view", str(run)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = urlsplit(process.stdout.readline().strip())
+        assert url.hostname == "127.0.0.1"
+        assert len(get(int(url.port or 0), "/data/report.json")["runs"]) == 1
+        assert ask(int(url.port or 0), "/", host="evil.example").status == 403
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=120) == ("", "")
+        assert process.returncode == 0

@@ -272,7 +272,9 @@ def _tell_apart(sources: Sequence[Source]) -> None:
         for source in sources:
             if names.count(source.name) > 1:
                 seen[source.name] = seen.get(source.name, 0) + 1
-                source.name += f" ({seen[source.name]})" if again else f" ({source.path.resolve().parent.name})"
+                path = source.path.resolve()
+                where = path.parent if path.name == source.name else path
+                source.name += f" ({seen[source.name]})" if again else f" ({where.name})"
 
 
 def _name_groups(sources: Sequence[Source]) -> None:

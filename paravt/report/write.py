@@ -57,6 +57,8 @@ def write_report(
     """
     console = console or Console(quiet=True)
     out, notes = Path(out), Notes()
+    if not out.absolute().parent.is_dir():  # before minutes of work
+        raise DataError(f"{out}: there is no directory {out.parent}")
     script, style = asset("report.js"), asset("report.css")
     roots = [_directory(Path(path)) for path in videos]
     library = Library([Path(path) for path in paths])

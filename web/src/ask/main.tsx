@@ -20,14 +20,13 @@ function App() {
   const [problem, setProblem] = useState<string | null>(null);
   const [heat, setHeat] = useState<Heat>("off");
   const say = (error: Error) => setProblem(error.message);
-  const look = () => void get("v1/asks").then((items) => setHistory(items as AskItem[]), say);
   useEffect(() => {
-    look();
     get("v1/videos").then((items) => setVideos(items as VideoInfo[]), say);
   }, []);
 
   const asked = history.find(({ id }) => id === state.ask);
-  const { progress, problem: broken } = useAsk(state.ask, asked?.question ?? "", look);
+  const { progress, problem: broken } = useAsk(state.ask, asked?.question ?? "");
+  useEffect(() => void get("v1/asks").then((items) => setHistory(items as AskItem[]), say), [progress?.state]);
   const video = asked?.video ?? state.video ?? videos[0]?.id ?? "";
   const shown = videos.find(({ id }) => id === video);
   const { player, at, seek } = useVideo(progress?.episode.video_url ?? shown?.url ?? null);
@@ -37,7 +36,7 @@ function App() {
       <header class="top-of-page"><h1>Ask a long video</h1></header>
       {problem && <p class="errors" role="alert">{problem} <button type="button" onClick={() => setProblem(null)}>Dismiss</button></p>}
       <div class="ask-layout">
-        <aside aria-label="Ask">
+        <section class="ask-a" aria-label="Ask">
           <Form
             videos={videos}
             video={video}
@@ -46,27 +45,9 @@ function App() {
               setVideos((held) => [added, ...held.filter(({ id }) => id !== added.id)]);
               change({ video: added.id, ask: null });
             }}
-            onAsked={(id) => {
-              change({ ask: id, video });
-              look();
-            }}
+            onAsked={(id) => change({ ask: id, video })}
           />
-          {history.length > 0 && (
-            <nav aria-label="Questions asked before">
-              <h2>Asked before</h2>
-              <ul class="history">
-                {history.map((item) => (
-                  <li key={item.id}>
-                    <button type="button" aria-current={item.id === state.ask ? "true" : undefined} onClick={() => change({ ask: item.id })}>
-                      <span class="ellipsis">{item.question}</span>
-                      <span class="muted ellipsis">{item.state === "done" ? (item.answer ?? "no answer") : item.state}</span>
-                    </button>
-                  </li>
-                ))}
-              </ul>
-            </nav>
-          )}
-        </aside>
+        </section>
         <main>
           {player}
           <div class={`status-line ${progress?.state ?? ""}`}>
@@ -75,6 +56,21 @@ function App() {
           </div>
           {progress && (progress.episode.overview.length > 0 || progress.state === "done") && <EpisodeView key={state.ask} episode={progress.episode} heat={heat} onHeat={setHeat} at={at} seek={seek} />}
         </main>
+        {history.length > 0 && (
+          <nav class="asked-before" aria-label="Questions asked before">
+            <h2>Asked before</h2>
+            <ul class="history">
+              {history.map((item) => (
+                <li key={item.id}>
+                  <button type="button" aria-current={item.id === state.ask ? "true" : undefined} onClick={() => change({ ask: item.id })}>
+                    <span class="ellipsis">{item.question}</span>
+                    <span class="muted ellipsis">{item.state === "done" ? (item.answer ?? "no answer") : item.state}</span>
+                  </button>
+                </li>
+              ))}
+            </ul>
+          </nav>
+        )}
       </div>
     </div>
   );

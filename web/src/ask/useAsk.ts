@@ -8,7 +8,7 @@ const ENDS = ["done", "failed", "cancelled"];
 const RETRY_MS = 2000;
 
 /** Follows a question until it ends. A stream that breaks is taken up again. */
-export function useAsk(id: string | undefined, question: string, onEnd: () => void): { progress: Progress | null; problem: string | null } {
+export function useAsk(id: string | undefined, question: string): { progress: Progress | null; problem: string | null } {
   const [held, setHeld] = useState<{ id: string; progress: Progress } | null>(null);
   const [problem, setProblem] = useState<string | null>(null);
   useEffect(() => {
@@ -26,10 +26,7 @@ export function useAsk(id: string | undefined, question: string, onEnd: () => vo
         stream.addEventListener(name, (message) => {
           add([{ event: name, ...(JSON.parse(message.data) as object) } as AskEvent]);
           setProblem(null);
-          if (ENDS.includes(name)) {
-            stream?.close();
-            onEnd();
-          }
+          if (ENDS.includes(name)) stream?.close();
         });
       }
       stream.onerror = () => {

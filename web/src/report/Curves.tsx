@@ -8,6 +8,7 @@ import { lines, sections, type Band, type Line } from "./curves";
 import { gather } from "./rows";
 
 const COLOURS = 8;
+const HEIGHT = 170;
 
 export function Curves({ report, state, change }: { report: Report; state: State; change: Change }) {
   const runs = useMemo(() => report.runs.filter((run) => run.metrics), [report]);
@@ -26,6 +27,7 @@ export function Curves({ report, state, change }: { report: Report; state: State
             <i class={`swatch s${place % COLOURS}`} />{group}{members.length > 1 && <span class="muted"> {plural(members.length, "seed")}</span>}
           </button>
         ))}
+        <span class="muted">Drag over a curve to zoom, double-click to see all of it.</span>
         {groups.some(([, members]) => members.length > 1) && (
           <label>Band <select value={band} onChange={(event) => change({ band: event.currentTarget.value === "95" ? "95" : null }, "same")}>
             <option value="range">lowest to highest</option>
@@ -43,7 +45,7 @@ export function Curves({ report, state, change }: { report: Report; state: State
 function Section({ title, names, open, chart }: { title: string; names: string[]; open: boolean; chart: (name: string) => preact.JSX.Element }) {
   const [shown, setShown] = useState(open);
   return (
-    <details class="section" open={open} style={{ "--four": Math.min(4, names.length), "--two": Math.min(2, names.length) }} onToggle={(event) => setShown(event.currentTarget.open)}>
+    <details class={open ? "section" : "section last"} open={open} style={{ "--four": open ? Math.min(4, names.length) : 4, "--two": open ? Math.min(2, names.length) : 2 }} onToggle={(event) => setShown(event.currentTarget.open)}>
       <summary><h2>{title}</h2> <span class="muted">{names.length}</span></summary>
       {shown && <div class="charts">{names.map(chart)}</div>}
     </details>
@@ -55,7 +57,9 @@ function Chart({ name, steps, lines }: { name: string; steps: number[]; lines: L
   const box = useRef<HTMLDivElement>(null);
   const dark = useMedia("(prefers-color-scheme: dark)");
   const [index, setIndex] = useState<number | null>(null);
-  const key = JSON.stringify([steps, lines, dark]);
+  const plot = useRef<uPlot | null>(null);
+  const data: uPlot.AlignedData = [steps, ...lines.flatMap(({ mean, low, high }) => [mean, high, low])];
+  const shape = JSON.stringify([lines.map(({ place }) => place), steps.length < 3, dark]);
   useEffect(() => {
     const element = box.current;
     if (!element || !lines.length) return;
@@ -63,35 +67,39 @@ function Chart({ name, steps, lines }: { name: string; steps: number[]; lines: L
     const colour = (place: number) => style.getPropertyValue(`--s${place % COLOURS}`).trim();
     const [ink, grid] = [style.getPropertyValue("--muted"), style.getPropertyValue("--line")];
     const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 }, font: "11px system-ui" };
-    const plot = new uPlot(
+    const edge = (): uPlot.Series => ({ points: { show: false }, spanGaps: true });
+    const made = new uPlot(
       {
         width: element.clientWidth,
-        height: 170,
+        height: HEIGHT,
         legend: { show: false },
         cursor: { sync: { key: "steps" }, y: false, drag: { x: true, y: false } },
         scales: { x: { time: false } },
         axes: [{ ...axis, size: 26 }, { ...axis, size: 48, values: (_, values) => values.map((value) => number(value)) }],
-        series: [
-          {},
-          ...lines.flatMap(({ place }): uPlot.Series[] => [
-            { stroke: colour(place), width: 2, spanGaps: true, points: { show: steps.length < 3 } },
-            { points: { show: false }, spanGaps: true },
-            { points: { show: false }, spanGaps: true },
-          ]),
-        ],
+        series: [{}, ...lines.flatMap(({ place }) => [{ stroke: colour(place), width: 2, spanGaps: true, points: { show: steps.length < 3 } }, edge(), edge()])],
         bands: lines.map(({ place }, index) => ({ series: [3 * index + 2, 3 * index + 3], fill: `${colour(place)}33` })),
         hooks: { setCursor: [(plot) => setIndex(plot.cursor.idx ?? null)] },
       },
-      [steps, ...lines.flatMap(({ mean, low, high }) => [mean, high, low])],
+      data,
       element,
     );
-    const observer = new ResizeObserver(() => plot.setSize({ width: element.clientWidth, height: 170 }));
+    plot.current = made;
+    const observer = new ResizeObserver(() => made.setSize({ width: element.clientWidth, height: HEIGHT }));
     observer.observe(element);
     return () => {
       observer.disconnect();
-      plot.destroy();
+      made.destroy();
+      plot.current = null;
     };
-  }, [key]);
+  }, [shape]);
+  useEffect(() => {
+    const made = plot.current;
+    if (!made || made.data === data) return;
+    const [{ min, max }, all] = [made.scales.x, made.data[0]];
+    const zoomed = min !== undefined && max !== undefined && (min > all[0] || max < all[all.length - 1]);
+    made.setData(data, !zoomed);
+    if (zoomed) made.setScale("x", { min, max }); // new values of a run that goes on leave the view as it is
+  }, [JSON.stringify(data)]);
   const at = index !== null && index < steps.length ? index : null;
   const last = (line: Line) => line.mean.findLast((value) => value !== null) ?? null;
   const said = lines.map((line) => `${line.group} from ${number(line.mean.find((value) => value !== null))} to ${number(last(line))}`);

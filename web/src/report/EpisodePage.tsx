@@ -4,7 +4,7 @@ import { useEscape, type Change, type State } from "../shared/hooks";
 import type { Heat } from "../shared/Text";
 import { useVideo } from "../shared/Video";
 import { number, signed } from "../shared/words";
-import { makeRef, type Row } from "./rows";
+import { gather, makeRef, type Row } from "./rows";
 import { useEpisode } from "./useEpisode";
 
 interface Props {
@@ -16,7 +16,7 @@ interface Props {
 }
 
 const nameOf = (row: Row) =>
-  [row.run.name, row.step === null ? null : `step ${row.step}`, row.dispatch, `K = ${row.frame_budget}`, `reward ${number(row.reward)}`, row.mark, row.id].filter(Boolean).join(", ");
+  [row.step === null ? null : `step ${row.step}`, row.dispatch, `K = ${row.frame_budget}`, `reward ${number(row.reward)}`, row.mark, row.id].filter(Boolean).join(", ");
 
 export function EpisodePage({ rows, kept, state, change }: Props) {
   const close = () => change({ ep: null, beside: null });
@@ -29,7 +29,8 @@ export function EpisodePage({ rows, kept, state, change }: Props) {
   const row = rows.find(({ ref }) => ref === state.ep);
   if (!row) return <p class="empty">This episode is not in the report. <button type="button" onClick={close}>Back</button></p>;
   const place = kept.findIndex(({ ref }) => ref === row.ref);
-  const same = rows.filter((other) => other.sample === row.sample && other.ref !== row.ref);
+  const near = (other: Row) => Number(other.run === row.run) + Number(other.run === row.run && other.group === row.group);
+  const same = rows.filter((other) => other.sample === row.sample && other.ref !== row.ref).sort((a, b) => near(b) - near(a));
   const beside = same.find(({ ref }) => ref === state.beside);
   const group = makeRef(row.run.id, row.group);
   const step = (by: number) => kept[place + by] && change({ ep: kept[place + by].ref, beside: null }, "same");
@@ -48,7 +49,9 @@ export function EpisodePage({ rows, kept, state, change }: Props) {
         {same.length > 0 && (
           <label>beside <select value={beside?.ref ?? ""} onChange={(event) => change({ beside: event.currentTarget.value })}>
             <option value="">nothing</option>
-            {same.map((other) => <option key={other.ref} value={other.ref}>{other.group === row.group && other.run === row.run ? "same group: " : ""}{nameOf(other)}</option>)}
+            {gather(same, (other) => (other.group === row.group && other.run === row.run ? "same group" : other.run.name)).map(([title, others]) => (
+              <optgroup key={title} label={title}>{others.map((other) => <option key={other.ref} value={other.ref}>{nameOf(other)}</option>)}</optgroup>
+            ))}
           </select></label>
         )}
       </nav>

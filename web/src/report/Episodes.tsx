@@ -27,7 +27,8 @@ export function Episodes({ report, rows, kept, link, state, change, last }: Prop
   const runs = report.runs.length > 1;
   const filtered = link !== null || state.q || FILTERS.some(({ key }) => state[key]);
   const clear = { q: null, link: null, ...Object.fromEntries(FILTERS.map(({ key }) => [key, null])) };
-  const size = narrow ? 84 : 60;
+  const choice = JSON.stringify([state.sort, state.down, ...Object.keys(clear).map((key) => state[key])]);
+  const size = narrow ? 106 : 60;
   return (
     <section aria-label="Episodes" class="episodes">
       <form class="filters" role="search" onSubmit={(event) => event.preventDefault()}>
@@ -64,9 +65,9 @@ export function Episodes({ report, rows, kept, link, state, change, last }: Prop
       </div>
       {kept.length === 0 && <p class="empty">{rows.length ? "No episode passes the filters." : "There are no episodes yet."}</p>}
       {grouped ? (
-        <List key={`groups${size}`} items={groups} keyOf={(group) => group.ref} height={size} label="Groups" first={last} onOpen={(group) => change({ group: group.ref })} render={(group) => <GroupLine group={group} runs={runs} />} />
+        <List key={`groups${size}`} items={groups} keyOf={(group) => group.ref} height={size} label="Groups" first={last} choice={choice} onOpen={(group) => change({ group: group.ref })} render={(group) => <GroupLine group={group} runs={runs} />} />
       ) : (
-        <List key={`episodes${size}`} items={kept} keyOf={(row) => row.ref} height={size} label="Episodes" first={last} onOpen={(row) => change({ ep: row.ref })} render={(row) => <Line row={row} runs={runs} />} />
+        <List key={`episodes${size}`} items={kept} keyOf={(row) => row.ref} height={size} label="Episodes" first={last} choice={choice} onOpen={(row) => change({ ep: row.ref })} render={(row) => <Line row={row} runs={runs} />} />
       )}
     </section>
   );

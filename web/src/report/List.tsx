@@ -12,10 +12,12 @@ interface Props<T> {
   onOpen: (item: T) => void;
   /** The key of the item that is active at first. */
   first: string | null;
+  /** What the items were chosen by: when it changes, the list is at its top again. */
+  choice: string;
 }
 
 /** A list box that holds only the rows that are in view: thousands of items cost what dozens do. */
-export function List<T>({ items, keyOf, height, label, render, onOpen, first }: Props<T>) {
+export function List<T>({ items, keyOf, height, label, render, onOpen, first, choice }: Props<T>) {
   const box = useRef<HTMLDivElement>(null);
   const [view, setView] = useState({ top: 0, height: 600 });
   const [active, setActive] = useState(() => Math.max(0, items.findIndex((item) => keyOf(item) === first)));
@@ -43,6 +45,13 @@ export function List<T>({ items, keyOf, height, label, render, onOpen, first }: 
     return () => removeEventListener("resize", look);
   }, []);
   useEffect(look, [items.length, height]);
+  const chosen = useRef(choice);
+  useEffect(() => {
+    if (chosen.current === choice) return;
+    chosen.current = choice;
+    setActive(0);
+    show(0, "near");
+  }, [choice]);
 
   const onKeyDown = (event: KeyboardEvent) => {
     const page = Math.max(1, Math.floor(view.height / height) - 1);

@@ -57,7 +57,7 @@ function Page({ report, problem }: { report: Report; problem: string | null }) {
     ...(report.runs.some((run) => run.metrics) ? [["curves", "Curves"] as [string, string]] : []),
     ...(tables ? [["tables", `Tables ${tables}`] as [string, string]] : []),
     ["episodes", `Episodes ${number(rows.length)}`],
-    ["made", "How it was made"],
+    ["made", "About"],
   ];
   const tab = tabs.some(([name]) => name === state.tab) ? state.tab : tabs[0][0];
   const kinds = report.runs.map((run) => run.warnings.length).reduce((sum, count) => sum + count, 0);

@@ -35,7 +35,7 @@ export function EpisodeView({ episode, heat, onHeat, at, seek, children }: Props
         {episode.turns.map((turn) => (
           <article key={turn.index} class="turn">
             <h3>
-              Turn {turn.index + 1} {turn.strict ? <span class="chip good">strict</span> : <span class="chip poor">{kindInWords(turn.failure ?? "not strict")}</span>}
+              Turn {turn.index + 1} {!turn.pieces.length ? null : turn.strict ? <span class="chip good">strict</span> : <span class="chip poor">{kindInWords(turn.failure ?? "not strict")}</span>}
             </h3>
             {turn.pieces.length ? (
               <Pieces pieces={turn.pieces} heat={heat} most={most} seek={seek} />
@@ -58,7 +58,7 @@ export function EpisodeView({ episode, heat, onHeat, at, seek, children }: Props
         <p class="facts muted">
           {[
             episode.video, clock(episode.duration, true), `K = ${episode.frame_budget}`, episode.dispatch, plural(episode.turns.length, "turn"), plural(episode.crops.length, "call"),
-            endInWords(episode.end), `${plural(episode.prompt_tokens, "prompt token")}, ${number(episode.sampled_tokens)} sampled`,
+            endInWords(episode.end), episode.prompt_tokens ? `${plural(episode.prompt_tokens, "prompt token")}, ${number(episode.sampled_tokens)} sampled` : "",
             ...Object.entries(episode.timings).map(([name, seconds]) => `${name.replaceAll("_", " ")} ${number(seconds)} s`),
           ].filter(Boolean).map((fact, index) => <span key={index}>{fact}</span>)}
         </p>
@@ -93,7 +93,7 @@ function Answer({ episode, seek }: { episode: Episode; seek: Seek }) {
   return (
     <>
       {mark && <span class={`chip ${mark[0]}`}>{mark[1]}</span>}{" "}
-      {episode.answer === null ? <span class="muted">No answer.</span> : <span class="answer"><span class="muted">Answer</span> <b><Timed text={episode.answer} seek={seek} /></b></span>}
+      {episode.answer === null ? <span class="muted">{episode.end ? "No answer." : ""}</span> : <span class="answer"><span class="muted">Answer</span> <b><Timed text={episode.answer} seek={seek} /></b></span>}
       {episode.forced && <span class="chip">forced</span>}{" "}
       {episode.truth !== null && <span><span class="muted">Truth</span> <b><Timed text={episode.truth} seek={seek} /></b></span>}
     </>

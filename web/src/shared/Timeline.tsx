@@ -96,8 +96,8 @@ export function Timeline({ episode, chosen, onChoose, at, seek }: Props) {
           {episode.crops.filter((crop) => crop.turn === turn).map((crop, index) => {
             const { glyph, word } = STATUS[crop.status];
             const [start, end] = [share(crop.start ?? 0), share(crop.end ?? 0)];
-            const beside = end < 0.6 ? { left: `${end * 100}%` } : start > 0.4 ? { right: `${(1 - start) * 100}%` } : { left: `${start * 100}%` };
-            const inside = end >= 0.6 && start <= 0.4;
+            const inside = Math.max(start, 1 - end) < 0.35; // no room beside it
+            const beside = inside || start > 1 - end ? { right: `${(1 - (inside ? end : start)) * 100}%` } : { left: `${end * 100}%` };
             return (
               <button
                 key={crop.index}
@@ -114,7 +114,7 @@ export function Timeline({ episode, chosen, onChoose, at, seek }: Props) {
               >
                 <Bar crop={crop} duration={duration} />
                 {crop.frames.map((frame, number) => <i key={number} class="tick" style={{ left: `${share(frame.time) * 100}%` }} />)}
-                <span class={inside ? "name inside" : "name"} style={beside}><b>{glyph} {word}</b> {windowOf(crop)}</span>
+                <span class={inside ? "name inside" : "name"} style={beside}><b>{glyph} {word}</b> <span class="window">{windowOf(crop)}</span></span>
               </button>
             );
           })}

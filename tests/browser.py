@@ -45,7 +45,7 @@ def watched(browser: Browser, width: int = 1280, height: int = 900, dark: bool =
     context = browser.new_context(
         viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", reduced_motion="reduce"
     )
-    context.set_default_timeout(120_000)  # of a machine that does something else
+    context.set_default_timeout(60_000)  # of a machine that does something else
     page = context.new_page()
     seen = Watched(page)
 

@@ -23,6 +23,7 @@ from paravt.report import write_report
 from paravt.serve.videos import Library
 
 EPISODES = 2_000
+UNFOLD = "document.querySelectorAll('details').forEach(fold => { fold.open = true })"
 
 
 @dataclass(frozen=True)
@@ -148,18 +149,16 @@ def test_hostile_data_stay_text(made: Made, seen: Watched) -> None:
     scripts = page.locator("script").count()
     for tab in page.locator("header nav a, header nav button").all():
         tab.click()
-        for fold in page.locator("details:not([open]) > summary").all():
-            fold.click()
+        page.evaluate(UNFOLD)
     episodes(page)
     for index in range(page.locator(".row").count()):
         page.locator(".row").nth(index).click()
-        page.wait_for_selector(".episode, .empty")
-        for fold in page.locator("details:not([open]) > summary").all():
-            fold.click()
-        for lane in page.locator(".lane").all():
-            lane.click()
-        page.keyboard.press("Escape")
-        page.go_back() if page.locator(".row").count() == 0 else None
+        page.wait_for_selector(".episode")
+        page.evaluate(UNFOLD)
+        for lane in range(page.locator(".lane").count()):
+            page.locator(".lane").nth(lane).click()
+            page.evaluate(UNFOLD)
+        page.get_by_role("button", name="← Back").click()
     assert page.locator("body").get_attribute("data-hacked") is None
     assert page.locator("script").count() == scripts
     assert page.locator("iframe, object, embed, svg script, [onerror], [onload], [onclick]").count() == 0
@@ -195,8 +194,8 @@ def test_a_question_to_the_shipped_checkpoint(browser: Browser, tmp_path: Path) 
     ):
         page = seen.page
         page.goto(asking.url)
-        page.get_by_label("Question", exact=True).fill(asked.question)
-        page.get_by_label("Overview frames").fill("64")
+        page.locator("textarea[name=question]").fill(asked.question)
+        page.locator("input[name=frame_budget]").fill("64")
         page.get_by_role("button", name="Ask", exact=True).click()
         expect(page.locator(".verdict .answer b")).to_have_text(asked.answer or "")
         expect(page.get_by_role("button", name=re.compile(r"^Call 1\.\d, "))).to_have_count(3)
@@ -211,8 +210,8 @@ def test_evidence_seeks_the_player(browser: Browser, tiny: QwenVL, tmp_path: Pat
     with Asking(Choosing(tiny), Library([CASES / "video"], tmp_path)) as asking, watched(browser, width=400) as seen:
         page = seen.page
         page.goto(asking.url)
-        page.get_by_label("Video", exact=True).select_option(label="longgop.mp4 (2:00)")
-        page.get_by_label("Question", exact=True).fill("What <img src=x onerror=alert(1)> happens?")
+        page.locator("form select").first.select_option(label="longgop.mp4 (2:00)")
+        page.locator("textarea[name=question]").fill("What <img src=x onerror=alert(1)> happens?")
         page.get_by_role("button", name="Ask", exact=True).click()
         page.get_by_role("button", name="15 seconds").first.click()
         page.wait_for_function("document.querySelector('video').currentTime === 15")
@@ -226,8 +225,8 @@ def test_a_question_that_hangs_can_be_cancelled(browser: Browser, tiny: QwenVL, 
     with Asking(Choosing(tiny), Library([CASES / "video"], tmp_path)) as asking, watched(browser) as seen:
         page = seen.page
         page.goto(asking.url)
-        page.get_by_label("Video", exact=True).select_option(label="longgop.mp4 (2:00)")
-        page.get_by_label("Question", exact=True).fill("hang on")
+        page.locator("form select").first.select_option(label="longgop.mp4 (2:00)")
+        page.locator("textarea[name=question]").fill("hang on")
         page.get_by_role("button", name="Ask", exact=True).click()
         expect(page.get_by_role("button", name=re.compile(r"^Call 1\.1, "))).to_be_visible()
         page.get_by_role("button", name="Cancel").click()

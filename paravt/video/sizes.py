@@ -63,9 +63,8 @@ def frame_size(
     # An extreme aspect pins its short side at `factor`; then the area bounds the long one (and after growth both).
     long, short = max(w, h), min(w, h)
     if long * short > max_pixels:
-        long = max(factor, max_pixels // short // factor * factor)
-    if long * short > max_pixels:
-        short = max(factor, max_pixels // long // factor * factor)
+        short = min(short, math.isqrt(max_pixels) // factor * factor)
+        long = max_pixels // short // factor * factor
     return (long, short) if w >= h else (short, long)
 
 

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import resource
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+from disk import full_disk
 from test_learner import configure, fresh_model
 
 from paravt.checkpoint import check_room, choose_checkpoint, complete_checkpoints, load_checkpoint, save_checkpoint
 from paravt.errors import DataError, RecipeError
 from paravt.learner import Learner
 from paravt.models import load_model
-
-
-@contextmanager
-def no_file_larger_than(size: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def trained() -> Learner:
@@ -45,7 +33,7 @@ def test_a_checkpoint_that_does_not_fit(tmp_path: Path) -> None:
     learner.steps = 2
     for room in (100, model // 2, model + 1000):  # its first small file, its weights, its state
         said = r"step-000002: cannot be written: .*File too large"
-        with no_file_larger_than(room), pytest.raises(DataError, match=said) as caught:
+        with full_disk(room), pytest.raises(DataError, match=said) as caught:
             save_checkpoint(tmp_path, learner, {"cursor": 2}, keep=2)
         assert "\n" not in str(caught.value)
         assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
@@ -57,7 +45,7 @@ def test_a_checkpoint_that_does_not_fit(tmp_path: Path) -> None:
 
 def test_a_model_that_does_not_fit(tmp_path: Path) -> None:
     model = fresh_model()
-    with no_file_larger_than(10_000), pytest.raises(DataError, match=r"out: cannot be written: .*; make room"):
+    with full_disk(10_000), pytest.raises(DataError, match=r"out: cannot be written: .*; make room"):
         model.save(tmp_path / "out")
     model.save(tmp_path / "out")
     load_model(tmp_path / "out", "float32")

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import fcntl
 import json
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from disk import full_disk
 from PIL import Image
 from rows import agent_row, answered, good_rows, image, text, turn, video, write_lines, write_parquet
 
@@ -35,17 +33,6 @@ from paravt.data.traces import RowConfig, TraceBuilder
 from paravt.errors import DataError, RecipeError
 from paravt.metrics import MetricsFile
 from paravt.provenance import lock_directory
-
-
-@contextmanager
-def full_disk(size: int) -> Iterator[None]:
-    """No file can become larger than this."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def files_in(directory: Path) -> set[str]:

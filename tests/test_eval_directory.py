@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import resource
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 import pytest
 from chat_server import Server
 from conftest import CASES
+from disk import full_disk
 from rich.console import Console
 
 from paravt.bench.compare import compare
@@ -148,20 +147,9 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         play(tmp_path, samples(1), Answerer())
 
 
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """A disk on which no file can grow beyond `size` bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def test_a_full_disk_ends_the_run_and_loses_nothing(tmp_path: Path) -> None:
     rows, engine = samples(30), Answerer()
-    with largest_file(20_000), pytest.raises(OSError, match="large") as failure:
+    with full_disk(20_000), pytest.raises(OSError, match="large") as failure:
         play(tmp_path, rows, engine)
     assert failure.value.filename.endswith("rows.jsonl")
     text = (tmp_path / "rows.jsonl").read_text(encoding="utf-8")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import resource
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+from disk import full_disk
 
 from paravt.episodes import save_episode
 from paravt.errors import DataError, RecipeError, VideoError
@@ -24,13 +24,8 @@ def episode(answer: str) -> Episode:
 
 
 def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    try:
-        with pytest.raises(OSError, match="large") as failure:
-            write_whole(tmp_path / "e.json", "x" * 5000)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with full_disk(1000), pytest.raises(OSError, match="large") as failure:
+        write_whole(tmp_path / "e.json", "x" * 5000)
     assert failure.value.filename == str(tmp_path / "e.json")
     assert list(tmp_path.iterdir()) == []
 

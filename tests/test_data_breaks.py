@@ -251,6 +251,16 @@ def test_answers_that_are_no_number(root: Path, tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- rows
 
 
+def test_an_example_is_of_what_it_stands_for(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A kind of fault can be of rows that are skipped, and of rows that are used."""
+    path = write_lines(tmp_path / "a.jsonl", [rl_row(extra_info={}), rl_row("Z", "mcq")])
+    with pytest.raises(SystemExit):
+        main(["data", "check", str(path), "--root", str(root)])
+    said = capsys.readouterr().out
+    assert "1 answer (skipped), such as row 0: `extra_info` has no `answer`" in said
+    assert "1 answer (used), such as row 1: the answer 'Z' is not exactly one" in said
+
+
 def test_odd_rows_cost_no_other_row(root: Path, tmp_path: Path, builder: TraceBuilder) -> None:
     place = "longvt_source/selftrace/a.mp4"
     rows = [

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from paravt import data_play_cli
-from paravt.data_play_cli import finite
+from paravt.data_play_cli import MOST_FRAMES, finite
 from paravt.terminal import printable
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _Model = Annotated[
     str | None, typer.Option(help="A checkpoint whose tokenizer and template are used: a directory or a hub id.")
 ]
-_Frames = Annotated[int, typer.Option(min=1, help="K, the overview frames of a question.")]
+_Frames = Annotated[int, typer.Option(min=1, max=MOST_FRAMES, help="K, the overview frames of a question.")]
 _Fps = Annotated[
     float, typer.Option(min=0.001, callback=finite, help="Frames per second of a video whose row says nothing else.")
 ]
@@ -71,7 +71,7 @@ def check(
     decode: Annotated[
         bool, typer.Option(help="Decode every image, and the first and last overview frame of every video.")
     ] = True,
-    workers: Annotated[int | None, typer.Option(min=1, help="Threads. Default: the number of cores.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads. Default: the number of cores.")] = None,
     faults: Annotated[Path | None, typer.Option(help="Write a line of JSON for every fault to this file.")] = None,
     fps: _Fps = 1.0,
     max_frames: _MaxFrames = 64,

@@ -40,6 +40,10 @@ class Style(str, Enum):
     sloppy = "sloppy"
 
 
+MOST_FRAMES = 65_536
+"""Of an overview: an hour at 18 frames a second. A slip of the finger takes all memory without a word."""
+
+
 def finite(value: float) -> float:
     """Of an option: a range without an upper end lets infinity through."""
     if not math.isfinite(value):
@@ -80,7 +84,7 @@ def traces(
     evidence: Annotated[
         Evidence, typer.Option(help="What the teacher gets back. Rows have reports in any case.")
     ] = Evidence.report,
-    frames: Annotated[int, typer.Option(min=1, help="K, the number of overview frames.")] = 64,
+    frames: Annotated[int, typer.Option(min=1, max=MOST_FRAMES, help="K, the number of overview frames.")] = 64,
     attempts: Annotated[int, typer.Option(min=1, help="Of a question, at most.")] = 1,
     keep: Annotated[int, typer.Option(min=1, help="Different good traces of a question.")] = 1,
     temperature: Annotated[
@@ -188,8 +192,8 @@ def difficulty(
     from paravt.video import FrameReader
 
     budgets = [int(name) for part in frames.split(",") if (name := part.strip()).isdecimal() and int(name) > 0]
-    if not budgets or len(set(budgets)) != len(frames.split(",")):
-        raise typer.BadParameter(f"--frames {frames}: different numbers above 0, separated by commas")
+    if not budgets or len(set(budgets)) != len(frames.split(",")) or max(budgets) > MOST_FRAMES:
+        raise typer.BadParameter(f"--frames {frames}: different numbers from 1 to {MOST_FRAMES}, separated by commas")
     first = find_files(questions)[0]
     target = out or first.with_name(f"{first.stem}.difficulty.jsonl")
     asked, console = _questions(questions, root), Console(stderr=True)

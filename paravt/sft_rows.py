@@ -44,6 +44,8 @@ class Corpus:
 
     def __init__(self, data: MessageFiles, seed: int) -> None:
         self.data, self._seed = data, seed
+        if data.root is not None and not Path(data.root).is_dir():
+            raise DataError(f"{data.root}: no such directory; it is the `root` of the media")
         self._groups = [
             [group for path in find_files(source.files) for group in open_groups(path, _NEEDED)]
             for source in data.sources

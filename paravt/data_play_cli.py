@@ -240,7 +240,9 @@ def _questions(files: list[str], root: Path | None) -> list[Sample]:
     for reason, number in skipped.most_common():
         _say(f"skipped {number} questions: {reason}")
     if unanswered := [sample for sample in samples if not (sample.answer or "").strip()]:
-        raise DataError(f"{len(unanswered)} questions have no answer, the first: {unanswered[0].id}")
+        raise DataError(
+            f"{', '.join(files)}: {len(unanswered)} questions have no answer, the first: {unanswered[0].id}"
+        )
     return samples
 
 

@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.text import Text
 
 from paravt import data_play_cli
+from paravt.data_play_cli import MOST_FRAMES, finite
+from paravt.terminal import printable
 
 if TYPE_CHECKING:
     from paravt.chat import TokenChat
@@ -29,8 +31,10 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _Model = Annotated[
     str | None, typer.Option(help="A checkpoint whose tokenizer and template are used: a directory or a hub id.")
 ]
-_Frames = Annotated[int, typer.Option(min=1, help="K, the overview frames of a question.")]
-_Fps = Annotated[float, typer.Option(min=0.001, help="Frames per second of a video whose row says nothing else.")]
+_Frames = Annotated[int, typer.Option(min=1, max=MOST_FRAMES, help="K, the overview frames of a question.")]
+_Fps = Annotated[
+    float, typer.Option(min=0.001, callback=finite, help="Frames per second of a video whose row says nothing else.")
+]
 _MaxFrames = Annotated[int, typer.Option(min=1, help="Of one video of a conversation.")]
 _MaxPixels = Annotated[int, typer.Option(min=1024, help="Of a frame or an image.")]
 _System = Annotated[str | None, typer.Option(help="The system turn of conversations that have none.")]
@@ -67,7 +71,7 @@ def check(
     decode: Annotated[
         bool, typer.Option(help="Decode every image, and the first and last overview frame of every video.")
     ] = True,
-    workers: Annotated[int | None, typer.Option(min=1, help="Threads. Default: the number of cores.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads. Default: the number of cores.")] = None,
     faults: Annotated[Path | None, typer.Option(help="Write a line of JSON for every fault to this file.")] = None,
     fps: _Fps = 1.0,
     max_frames: _MaxFrames = 64,
@@ -83,10 +87,14 @@ def check(
     """
     from paravt.data.check import Fault, check_files, check_raises
     from paravt.data.copies import whole_file
+    from paravt.data.tables import find_files
     from paravt.data_terminal import show_checks
 
     if max_tokens is not None and model is None:
         raise typer.BadParameter("--max-tokens needs --model, whose tokens they are")
+    paths = find_files(files)
+    if faults is not None and faults.exists() and any(faults.samefile(path) for path in paths if path.exists()):
+        raise typer.BadParameter(f"--faults {faults}: is one of the files that are looked at")
     config = _config(root, system, fps, max_frames, max_pixels, max_tokens)
     console = Console(stderr=True)
     with ExitStack() as stack:
@@ -154,10 +162,13 @@ def show(
     A question is shown as its episode begins.
     """
     from paravt.data.show import show_row
+    from paravt.data.tables import find_files, open_groups
     from paravt.data.traces import TraceBuilder
     from paravt.data_terminal import show_shown
     from paravt.video import FrameReader
 
+    for path in find_files([file]):
+        open_groups(path)  # before a model is loaded: a wrong path should not take a minute to say so
     if model is None:
         from paravt.ask import shipped_model
 
@@ -193,7 +204,7 @@ def split(
         raise typer.BadParameter("--validation must be between 0 and 1")
     done = split_files(files, out, validation, seed, root)
     for part, count in done.rows.items():
-        typer.echo(f"{out / part}: {count} rows with {done.media[part]} videos and images")
+        typer.echo(printable(f"{out / part}: {count} rows with {done.media[part]} videos and images"))
 
 
 def _config(
@@ -217,7 +228,5 @@ def _chat(model: str) -> TokenChat:
 
 
 def _say(message: str) -> None:
-    from paravt.terminal import printable
-
     line = " ".join(printable(message).split())
     Console(stderr=True, soft_wrap=True).print(Text(f"paravt: {line}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ from rich.progress import Progress
 from rich.text import Text
 
 from paravt.errors import DataError
+from paravt.terminal import printable
 
 if TYPE_CHECKING:
     from paravt.judge import Judge
@@ -36,6 +38,17 @@ class Style(str, Enum):
     clean = "clean"
     plain = "plain"
     sloppy = "sloppy"
+
+
+MOST_FRAMES = 65_536
+"""Of an overview: an hour at 18 frames a second. A slip of the finger takes all memory without a word."""
+
+
+def finite(value: float) -> float:
+    """Of an option: a range without an upper end lets infinity through."""
+    if not math.isfinite(value):
+        raise typer.BadParameter("must be a finite number")
+    return value
 
 
 _Questions = Annotated[
@@ -71,15 +84,20 @@ def traces(
     evidence: Annotated[
         Evidence, typer.Option(help="What the teacher gets back. Rows have reports in any case.")
     ] = Evidence.report,
-    frames: Annotated[int, typer.Option(min=1, help="K, the number of overview frames.")] = 64,
+    frames: Annotated[int, typer.Option(min=1, max=MOST_FRAMES, help="K, the number of overview frames.")] = 64,
     attempts: Annotated[int, typer.Option(min=1, help="Of a question, at most.")] = 1,
     keep: Annotated[int, typer.Option(min=1, help="Different good traces of a question.")] = 1,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Of the teacher; with several attempts above 0.")] = 0.7,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, callback=finite, help="Of the teacher; with several attempts above 0.")
+    ] = 0.7,
     max_turns: _Turns = 8,
     max_tokens: _Tokens = None,
     min_accuracy: Annotated[float, typer.Option(min=0.0, max=1.0, help="Of a right answer.")] = 0.5,
     skew: Annotated[
-        float, typer.Option(min=1.0, help="No type of answer and number of calls has more rows than so many medians.")
+        float,
+        typer.Option(
+            min=1.0, callback=finite, help="No type of answer and number of calls has more rows than so many medians."
+        ),
     ] = 3.0,
     count: Annotated[int | None, typer.Option(min=1, help="Rows, at most; dealt out evenly.")] = None,
     seed: _Seed = 0,
@@ -149,7 +167,9 @@ def difficulty(
     served_model: _Served = None,
     frames: Annotated[str, typer.Option(help="K, the numbers of overview frames.")] = "4,8,16,32,64",
     samples: Annotated[int, typer.Option(min=1, help="Episodes of a question at each K.")] = 8,
-    temperature: Annotated[float, typer.Option(min=0.0, help="As in the training that the questions are for.")] = 0.7,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, callback=finite, help="As in the training that the questions are for.")
+    ] = 0.7,
     max_turns: _Turns = 4,
     max_tokens: _Tokens = None,
     pass_at: Annotated[float, typer.Option(min=0.0, max=1.0, help="The accuracy of a right answer.")] = 0.5,
@@ -171,9 +191,9 @@ def difficulty(
     from paravt.difficulty import DifficultyConfig, measure
     from paravt.video import FrameReader
 
-    budgets = [int(name) for part in frames.split(",") if (name := part.strip()).isdigit() and int(name) > 0]
-    if not budgets or len(set(budgets)) != len(frames.split(",")):
-        raise typer.BadParameter(f"--frames {frames}: different numbers above 0, separated by commas")
+    budgets = [int(name) for part in frames.split(",") if (name := part.strip()).isdecimal() and int(name) > 0]
+    if not budgets or len(set(budgets)) != len(frames.split(",")) or max(budgets) > MOST_FRAMES:
+        raise typer.BadParameter(f"--frames {frames}: different numbers from 1 to {MOST_FRAMES}, separated by commas")
     first = find_files(questions)[0]
     target = out or first.with_name(f"{first.stem}.difficulty.jsonl")
     asked, console = _questions(questions, root), Console(stderr=True)
@@ -210,7 +230,7 @@ def difficulty(
         rate = f"{passed / scored:.3f}" if scored else "none"
         typer.echo(f"K = {budget}: pass rate {rate} over {scored} episodes, {failed} failed")
     counts = sift(asked, pass_rates(measured))[1]
-    typer.echo(f"{target}: " + ", ".join(f"{number} {name}" for name, number in counts.items()))
+    typer.echo(printable(f"{target}: ") + ", ".join(f"{number} {name}" for name, number in counts.items()))
 
 
 def _questions(files: list[str], root: Path | None) -> list[Sample]:
@@ -220,7 +240,9 @@ def _questions(files: list[str], root: Path | None) -> list[Sample]:
     for reason, number in skipped.most_common():
         _say(f"skipped {number} questions: {reason}")
     if unanswered := [sample for sample in samples if not (sample.answer or "").strip()]:
-        raise DataError(f"{len(unanswered)} questions have no answer, the first: {unanswered[0].id}")
+        raise DataError(
+            f"{', '.join(files)}: {len(unanswered)} questions have no answer, the first: {unanswered[0].id}"
+        )
     return samples
 
 
@@ -268,7 +290,5 @@ def _judge(url: str | None, name: str | None) -> Judge | None:
 
 
 def _say(message: str) -> None:
-    from paravt.terminal import printable
-
     line = " ".join(printable(message).split())
     Console(stderr=True, soft_wrap=True).print(Text(f"paravt: {line}"))

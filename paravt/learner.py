@@ -32,6 +32,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
+from paravt.errors import RecipeError
 from paravt.loss import LossConfig, LossStats, policy_loss
 from paravt.models import QwenVL
 from paravt.optim import OptimizerConfig, learning_rate, make_optimizer
@@ -362,7 +363,7 @@ def add_adapters(module: Any, lora: LoRA, *, keep_dtype: bool) -> Any:
     text = module.model.language_model
     linear = {name.rsplit(".", 1)[-1] for name, part in text.named_modules() if isinstance(part, nn.Linear)}
     if unknown := sorted(set(lora.targets or ()) - linear):
-        raise ValueError(f"lora: the text model has no linear layers {unknown}; it has {sorted(linear)}")
+        raise RecipeError(f"lora: the text model has no linear layers {unknown}; it has {sorted(linear)}")
     names = "|".join(map(re.escape, sorted(lora.targets or linear)))
     config = LoraConfig(
         r=lora.rank,

@@ -67,7 +67,14 @@ def test_a_recipe_leaves_them_out(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         read_questions(recipe(every))
 
 
-@pytest.mark.parametrize("bad", ["{", "[]", '{"id": 1}', json.dumps(line(SAMPLES[0], 4, 9))])
+ODD = ({"id": []}, {"sample": {}}, {"frames": "4"}, {"samples": float("nan")}, {"passed": True})
+
+
+@pytest.mark.parametrize(
+    "bad",
+    ["{", "[]", '{"id": 1}', json.dumps(line(SAMPLES[0], 4, 9))]
+    + [json.dumps(line(SAMPLES[0], 4, 1) | change) for change in ODD],
+)
 def test_a_bad_line_is_named_and_a_cut_off_one_is_not_read(tmp_path: Path, bad: str) -> None:
     path = write_lines(tmp_path / "d.jsonl", [line(SAMPLES[0], 4, 1), bad])
     with pytest.raises(DataError, match=r"d.jsonl:2: not a measurement"):

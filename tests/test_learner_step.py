@@ -27,6 +27,7 @@ from test_learner import (
 
 from paravt.engines.base import Prompt, Sampling
 from paravt.engines.local import LocalEngine
+from paravt.errors import RecipeError
 from paravt.learner import Learner, LoRA
 from paravt.loss import LossConfig
 from paravt.models import QwenVL, load_model
@@ -131,7 +132,7 @@ def test_adapters_train_save_and_merge(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.concatenate(Learner(whole, configure()).logprobs(rows)), after, atol=1e-4)
     np.testing.assert_array_equal(np.concatenate(learner.logprobs(rows)), after)
 
-    with pytest.raises(ValueError, match="no linear layers"):
+    with pytest.raises(RecipeError, match="no linear layers"):
         Learner(fresh_model(), configure(lora=LoRA(targets=("q_projection",))))
 
 

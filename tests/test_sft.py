@@ -134,6 +134,12 @@ def test_the_shipped_recipes_are_valid() -> None:
         ("[" * 5000, "not YAML"),
         ("a: 2001-99-99", "not YAML"),
         ("model: {kind: tiny, heads: 3}", "hidden must be a multiple"),
+        ("betas: [0.9, 1.5]", "betas.1: .*less than 1"),
+        ("threads: 1000000", "threads: .*less than or equal to 1024"),
+        (
+            "stages: [{name: checkpoints, steps: 1, learning_rate: 1, data: {kinds: {crop: 1}}}]",
+            "no stage can be named `checkpoints`",
+        ),
         ("stagez: 1", "there is no such setting|Field required"),
     ],
 )

@@ -316,6 +316,8 @@ def test_validation_renders_with_a_tokenizer_of_its_own(
         ({"files": ["x.parquet"]}, "give `files` or `mixture`"),
         ({"mixture": []}, "give `files` or `mixture`"),
         ({"mixture": [{"files": ["a"], "weight": 0}]}, "greater than 0"),
+        ({"mixture": [{"files": ["a"], "weight": 1e308}]}, "less than or equal to"),
+        ({"workers": 100_000}, "less than or equal to 1024"),
         ({"kind": "dance"}, "`kind` must be `messages`"),
         ({"colour": 1}, "there is no such setting"),
     ],
@@ -371,6 +373,8 @@ def test_files_are_opened_before_a_model(root: Path, tmp_path: Path) -> None:
         train(
             recipe(stage(root, data={"mixture": [{"files": [f"{root}/none.parquet"]}]}), model=nowhere), tmp_path / "a"
         )
+    with pytest.raises(DataError, match=r"gone: no such directory; it is the `root` of the media"):
+        train(recipe(stage(root, data={"root": f"{root}/gone"}), model=nowhere), tmp_path / "b")
 
 
 def test_a_corpus_without_a_usable_row_ends_in_one_line(root: Path, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from paravt.errors import RecipeError
 
 Positive = Annotated[int, Field(gt=0)]
+Threads = Annotated[int, Field(gt=0, le=1024)]
+"""Many more cannot be started, and end the process where nobody can say why."""
 
 
 class Strict(BaseModel):

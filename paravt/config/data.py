@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from paravt.config.base import EpisodeRecipe, Positive, Strict
+from paravt.config.base import EpisodeRecipe, Positive, Strict, Threads
 
 Share = Annotated[float, Field(ge=0)]
 Families = dict[Literal["what", "both", "first", "count", "odd", "when"], Share]
@@ -92,7 +92,7 @@ class QuestionRows(Strict):
 class WeightedFiles(Strict):
     files: Annotated[tuple[str, ...], Field(min_length=1)]
     """Read as one."""
-    weight: Annotated[float, Field(gt=0)] = 1.0
+    weight: Annotated[float, Field(gt=0, le=1e9)] = 1.0
     """Its share of all rows that are drawn, as a ratio to the other weights."""
 
 
@@ -140,7 +140,7 @@ class MessageFiles(Strict):
     """Of a frame or an image; the processor's own limit applies too."""
     max_tokens: Positive | None = None
     """Longer rows are skipped; unset: what the model can take."""
-    workers: Positive = 2
+    workers: Threads = 2
     """Threads that read and decode."""
     prefetch: Positive = 2
     """Batches that are made ahead; they are in memory with all their frames."""

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from paravt.agent import EpisodeConfig
 from paravt.algo import FRAME_BUDGETS, AnchorConfig
-from paravt.config.base import EpisodeRecipe, Positive, PretrainedModel, Strict
+from paravt.config.base import EpisodeRecipe, Positive, PretrainedModel, Strict, Threads
 from paravt.config.data import LabQuestions, QuestionFile, QuestionRows
 from paravt.config.engine import LocalEngineRecipe, VLLMEngineRecipe
 from paravt.learner import LearnerConfig, LoRA
@@ -95,7 +95,7 @@ class RLRecipe(Strict):
     """Compute activations again in the backward pass: less memory, more time."""
     deterministic: bool = False
     """The same numbers in every run with as many processes: batches do not depend on timing."""
-    threads: Positive | None = None
+    threads: Threads | None = None
     """Of torch, on the CPU; null: as many as torch takes."""
     watch: WatchConfig = WatchConfig()
     """When to warn of a collapse."""

@@ -6,12 +6,14 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from paravt.config.base import Positive, PretrainedModel, Strict, TinyModel, check_precision
+from paravt.config.base import Positive, PretrainedModel, Strict, Threads, TinyModel, check_precision
 from paravt.config.data import LabMixture, MessageFiles
 from paravt.errors import RecipeError
 from paravt.learner import LearnerConfig, LoRA
 from paravt.loss import LossConfig
 from paravt.optim import OptimizerConfig
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 def _kind(data: Any) -> Any:
@@ -56,11 +58,11 @@ class SFTRecipe(Strict):
     """Of the data and of new weights."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """Of AdamW."""
-    betas: tuple[float, float] = (0.9, 0.98)
+    betas: tuple[Beta, Beta] = (0.9, 0.98)
     """Of AdamW."""
     clip_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Bound on the norm of the whole gradient."""
-    threads: Positive = 2
+    threads: Threads = 2
     """Of torch, on the CPU."""
     log_every: Positive = 20
     """Steps between two lines of metrics, in stages on the lab's traces; stages on files log every step."""
@@ -86,6 +88,8 @@ class SFTRecipe(Strict):
         names = [stage.name for stage in self.stages]
         if len(set(names)) < len(names):
             raise ValueError("stages need distinct names")
+        if "checkpoints" in names:  # a run that was stopped would take that directory for a finished stage
+            raise ValueError("no stage can be named `checkpoints`: it is a directory of the run")
         on_files = any(isinstance(stage.data, MessageFiles) for stage in self.stages)
         if not on_files and (self.lora or self.freeze_vision or self.activation_checkpointing):
             raise ValueError("lora, freeze_vision and activation_checkpointing are for stages on files")

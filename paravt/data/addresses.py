@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from paravt.data.json_text import parse, write
 
@@ -20,7 +21,7 @@ _PARTS = ("image_url", "video_url", "image", "video")
 _LISTS = ("videos", "images")
 _ELSEWHERE = ("tool_calls", "tools", "arguments", "text")
 """What models write and read: a `video` there is no file of the row."""
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_NO_FILE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:")
 
 
 def map_addresses(row: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
@@ -75,16 +76,19 @@ def bare(address: str) -> str:
 
 def is_file(address: str) -> bool:
     """False for what is in the row itself (`data:`) and for what is on the network."""
-    return not _SCHEME.match(bare(address))
+    return not _NO_FILE.match(bare(address))
 
 
 def identity(address: str, base: str | os.PathLike[str] | None) -> str:
-    """One name for one file, however rows spell it; what is no file is its own. `base`: where relative paths begin."""
+    """One name for one file, however rows spell it; what is no file is its own. `base`: where relative paths begin.
+
+    As `local_path` finds it: as it stands there, or else without its percent signs.
+    """
     if not is_file(address):
         return address
-    place = os.path.join(base or "", bare(address))
+    place, decoded = (os.path.join(base or "", spelled) for spelled in (bare(address), unquote(bare(address))))
     try:
-        return os.path.realpath(place)
+        return os.path.realpath(place if place == decoded or os.path.isfile(place) else decoded)
     except ValueError:  # a NUL in it, or half of a character: no file has such a name
         return place
 

@@ -67,6 +67,11 @@ def measurement(row: Any, path: str | Path, number: int) -> Difficulty:
     """A line (from 1) of such a file. Raises DataError."""
     try:
         found = Difficulty(**row)
+        counts = found.frames, found.samples, found.passed, found.failed
+        if not isinstance(found.id, str) or not isinstance(found.sample, str):
+            raise TypeError("`id` and `sample` are texts")
+        if not all(isinstance(count, int) and not isinstance(count, bool) for count in counts):
+            raise TypeError("`frames`, `samples`, `passed` and `failed` are whole numbers")
         if not 0 <= found.passed <= found.samples:
             raise ValueError(f"{found.passed} of {found.samples} passed")
     except (ValueError, TypeError) as error:

@@ -11,9 +11,9 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from paravt import data_play_cli
+from paravt.terminal import say
 
 if TYPE_CHECKING:
     from paravt.chat import TokenChat
@@ -161,7 +161,7 @@ def show(
     if model is None:
         from paravt.ask import shipped_model
 
-        _say("rendered for the small model of the package; --model renders for another one")
+        say("rendered for the small model of the package; --model renders for another one")
     chat = _chat(model or str(shipped_model()))
     config = _config(root, system, fps, max_frames, max_pixels)
     reader = FrameReader(workers=1)
@@ -214,10 +214,3 @@ def _chat(model: str) -> TokenChat:
     from paravt.models.rendering import load_chat
 
     return load_chat(model)
-
-
-def _say(message: str) -> None:
-    from paravt.terminal import printable
-
-    line = " ".join(printable(message).split())
-    Console(stderr=True, soft_wrap=True).print(Text(f"paravt: {line}"))

@@ -6,13 +6,13 @@ import re
 import signal
 import tempfile
 from contextlib import ExitStack, suppress
-from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paravt.errors import DataError, ModelError
+from paravt.errors import DataError
+from paravt.options import check_model, check_served, need_serve
 from paravt.terminal import say
 
 if TYPE_CHECKING:
@@ -61,8 +61,9 @@ def serve(
     dtype: _Dtype = "auto",
 ) -> None:
     """A page to ask questions on, and the API behind it."""
-    _need("fastapi", "uvicorn", "python_multipart")
-    _check(model, server, served_model)
+    need_serve("fastapi", "uvicorn", "python_multipart")
+    check_model(model, server)
+    check_served(served_model, server)
     longest = _seconds(max_seconds)
     from paravt.serve.api import create_app
     from paravt.serve.security import listen
@@ -107,8 +108,9 @@ def serve_mcp(
 
     `list_videos` and `ask_video` know the videos below the root, by their names there, and nothing else.
     """
-    _need("mcp")
-    _check(model, server, served_model)
+    need_serve("mcp")
+    check_model(model, server)
+    check_served(served_model, server)
     from paravt.serve.mcp_server import build_server
     from paravt.serve.videos import open_root
 
@@ -138,20 +140,6 @@ def _open(
         )
     engine = open_engine(model, server=server, served_model=served_model, device=device, dtype=dtype)
     return engine, EpisodeConfig(max_turns=max_turns, max_tokens=LAB_MAX_TOKENS if small else max_tokens)
-
-
-def _check(model: str | None, server: str | None, served_model: str | None) -> None:
-    if server is not None and model is not None:
-        raise typer.BadParameter("give --model or --server, not both")
-    if served_model is not None and server is None:
-        raise typer.BadParameter("--served-model needs --server")
-
-
-def _need(*modules: str) -> None:
-    """Raises ModelError unless the extra is installed."""
-    missing = [name for name in modules if util.find_spec(name) is None]
-    if missing:
-        raise ModelError(f"{', '.join(missing)}: not installed; pip install 'paravt[serve]'")
 
 
 def _seconds(text: str) -> float:

@@ -81,7 +81,7 @@ def check(
     Media are looked at, reference answers compared with the options, windows with durations, ids and rows that occur
     twice are found. With --model tokens are counted, frame by frame as training has them.
     """
-    from paravt.data.check import Fault, check_files, check_raises
+    from paravt.data.check import Fault, check_files, require_usable
     from paravt.data.copies import whole_file
     from paravt.data_terminal import show_checks
 
@@ -117,7 +117,7 @@ def check(
             sys.stdout.write(json.dumps(one.to_dict()) + "\n")
     else:
         show_checks(_console(), checks)
-    check_raises(checks)
+    require_usable(checks)
     if found:
         raise typer.Exit(1)
 

@@ -41,13 +41,13 @@ from paravt.chat import TokenChat
 from paravt.cli import main
 from paravt.config import RLRecipe, SFTRecipe, load_recipe
 from paravt.data.addresses import find_addresses
-from paravt.data.check import Fault, FileCheck, check_files, check_raises
-from paravt.data.copies import raw_rows
+from paravt.data.check import Fault, FileCheck, check_files, require_usable
 from paravt.data.layouts import listed_options
 from paravt.data.materialize import bucket, materialize
 from paravt.data.show import show_row
 from paravt.data.split import split_files
 from paravt.data.stats import file_stats, shared_media
+from paravt.data.tables import raw_rows
 from paravt.data.traces import RowConfig, TraceBuilder
 from paravt.data_terminal import show_checks, show_shown
 from paravt.errors import DataError
@@ -278,7 +278,7 @@ def test_a_file_without_a_good_row(root: Path, tmp_path: Path) -> None:
     check, _ = checked(write_lines(tmp_path / "c.jsonl", BAD), root)
     assert check.usable == 0
     with pytest.raises(DataError, match=r"c.jsonl: none of 8 rows can be used: \d \w+"):
-        check_raises([check])
+        require_usable([check])
 
 
 def test_options_in_a_text() -> None:

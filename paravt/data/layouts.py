@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paravt.data.addresses import is_question
-from paravt.data.copies import raw_rows
 from paravt.data.samples import own_sample, read_question_rows, read_samples, row_question, row_sample
 from paravt.data.skips import RowError
-from paravt.data.tables import find_files
+from paravt.data.tables import find_files, raw_rows
 from paravt.errors import DataError
 from paravt.types import Sample
 

@@ -11,11 +11,10 @@ from typing import Any
 
 from paravt.data.addresses import base_of, find_addresses, identity
 from paravt.data.check import quantiles
-from paravt.data.copies import raw_rows
 from paravt.data.layouts import as_question, layout_of, listed_options
 from paravt.data.messages import parse_row
 from paravt.data.skips import RowError
-from paravt.data.tables import find_files
+from paravt.data.tables import find_files, raw_rows
 from paravt.rewards import gold_letter
 from paravt.turns import parse_turn
 from paravt.types import TextPart

@@ -174,6 +174,15 @@ def test_what_cannot_be_materialized(root: Path, tmp_path: Path) -> None:
     assert (done.rows, done.changed, done.unreadable) == (2, 1, 1)
 
 
+def test_a_colon_in_a_name_is_no_address(root: Path, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [answered(video("clip:1.mp4"), text("q"))])
+    late = write_video(root / "clip:1.mp4")
+    (done,) = materialize(str(path), tmp_path / "b.jsonl", root)
+    assert (done.changed, done.remote, done.missing) == (1, 0, {})
+    assert checked(tmp_path / "b.jsonl", root)[0].good == 1
+    late.unlink()
+
+
 @pytest.mark.parametrize(
     ("path", "name"),
     [
@@ -213,7 +222,7 @@ def test_what_a_check_finds(root: Path, tmp_path: Path, capsys: pytest.CaptureFi
         answered(image("x\x1b[31m.png")),  # 10
         rl_row("1.0 - 2.5"),
         rl_row("1.0 - 25"),
-        rl_row("soon"),
+        rl_row("half past two"),
         rl_row("Z", "mcq"),
         rl_row("B", "mcq", options),  # 15
         rl_row("C", "mcq", options),

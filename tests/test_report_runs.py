@@ -281,6 +281,29 @@ def test_every_stage_of_a_suite_is_a_run(tmp_path: Path) -> None:
         Library([out / "nothing"])
 
 
+def test_a_suite_whose_summary_is_damaged_keeps_its_other_tables(tmp_path: Path) -> None:
+    (tmp_path / "stages").mkdir()
+    (tmp_path / "plan.json").write_text("{}")
+    means = {"kappa": {"mean": 1.5}, "kappa/K²": {"mean": 1}, "kappa/K4": {"mean": 2}}
+    rows = {"a": 5, "b": {"section": "x", "means": means}, "c": {"section": 7, "means": []}}
+    (tmp_path / "summary.json").write_text(json.dumps({"rows": rows, "claims": [1], "targets": "none"}))
+    _, report, notes = read(tmp_path)
+    (run,) = report["runs"]
+    assert notes == []
+    assert [table["title"] for table in run["tables"]] == ["x: evaluated", "x: by K"]
+    assert run["tables"][1]["columns"][-1] == "kappa, K = 4"
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, "a\0b", "", 7, "/"])
+def test_a_recipe_with_a_path_that_none_can_be(tmp_path: Path, path: object) -> None:
+    run = write_run(tmp_path / "run", steps=1, groups=1, size=1)
+    recipe = json.loads((run / "recipe.json").read_text())
+    (run / "recipe.json").write_text(json.dumps({**recipe, "data": {"kind": "jsonl", "path": path}}))
+    library, report, _ = read(run)
+    assert len(report["runs"][0]["episodes"]) == 1
+    assert all(place.source.roots == () for _, place in library.places())
+
+
 def test_a_question_of_an_evaluation_is_found_under_its_name(evaluated: tuple[Path, Path]) -> None:
     _, report, _ = read(*evaluated)
     one, two = report["runs"]

@@ -8,10 +8,9 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from paravt.report.pictures import CROP_WIDTH, OVERVIEW_WIDTH, Pictures, frame_picture
-from paravt.report.schema import CropView, EpisodeRow, EpisodeView, PieceView, Thumbnail, TurnView
+from paravt.report.schema import CropView, EpisodeRow, EpisodeView, PieceKind, PieceView, Thumbnail, TurnView
 from paravt.rewards import forced_prefix
 from paravt.structure import FormatKind, turn_kind, turn_stops
 from paravt.types import BadToolCall, Crop, Episode, Frame, Segment, ToolCall, Trace, Turn
@@ -156,7 +155,6 @@ def episode_row(
     id: str,
     group: str,
     step: int | None = None,
-    chunk: str = "",
     advantage: float | None = None,
     rewards: Mapping[str, float | None] | None = None,
 ) -> EpisodeRow:
@@ -164,7 +162,7 @@ def episode_row(
     own = {name: score.value for name, score in episode.rewards.items()} if rewards is None else rewards
     return {
         "id": id,
-        "chunk": chunk,
+        "chunk": "",
         "step": step,
         "group": group,
         "sample": episode.sample.id,
@@ -210,10 +208,9 @@ def pieces(trace: Trace, prefixes: Sequence[str] = (), credit: Credit | None = N
     return out
 
 
-def _context(text: str, kind: Any, images: int, tokens: int) -> PieceView:
-    shown = _PLACEHOLDER.sub("", text)
+def _context(text: str, kind: PieceKind, images: int, tokens: int) -> PieceView:
     return {
-        "text": shown,
+        "text": _PLACEHOLDER.sub("", text),
         "kind": kind,
         "images": images,
         "tokens": tokens,

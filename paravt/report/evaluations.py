@@ -20,6 +20,8 @@ from paravt.report.schema import Cell, Table, TableRow
 from paravt.types import Sample, Trace
 
 OUTCOMES: tuple[Outcome, ...] = ("right", "wrong", "unparsable", "failed", "no_gold")
+FLIPPED = {"gained": "Gained against", "lost": "Lost against"}
+"""How the titles of the tables of flipped rows begin."""
 _MOST_LINKS = 5000
 _CALLS = ("calls", "rows_with_calls", "most_in_a_turn", "bad_calls", "turns", "strict", "forced")
 _COSTS = ("prompt_tokens", "cached_tokens", "sampled_tokens", "requests", "seconds", "seconds_median", "seconds_crops")
@@ -110,9 +112,9 @@ def flipped(one: Evaluation, other: Evaluation, names: tuple[str, str]) -> list[
     flips = [flip for row in found for flip in row.flips]
     out: list[Table] = [{"title": f"Compared with {names[0]}, 95 %", "columns": columns, "rows": numbers}]
     heads = ["benchmark", "question", "right answer", names[0], names[1]]
-    for direction, title in (("gained", "Gained"), ("lost", "Lost")):
+    for direction, title in FLIPPED.items():
         rows = [_flip(flip) for flip in flips if flip.direction == direction]
-        out.append({"title": f"{title} against {names[0]}", "columns": heads, "rows": rows})
+        out.append({"title": f"{title} {names[0]}", "columns": heads, "rows": rows})
     return [table for table in out if table["rows"]]
 
 

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from paravt.errors import DataError
 from paravt.report.episode_files import WRONG, Entry, EpisodeFile
 from paravt.report.episode_view import episode_view
-from paravt.report.evaluations import Evaluation, flipped, read_evaluation
+from paravt.report.evaluations import FLIPPED, Evaluation, flipped, read_evaluation
 from paravt.report.reading import Notes
 from paravt.report.schema import Chunk, EpisodeView, Report, Run, Table
 from paravt.report.sources import Source, find_sources
@@ -218,7 +218,7 @@ def linked(runs: Sequence[Run]) -> set[tuple[str, str]]:
     return {
         (run["id"], id)
         for run, table in tables
-        if table["title"].startswith(("Gained against", "Lost against"))
+        if table["title"].startswith(tuple(FLIPPED.values()))
         for row in table["rows"]
         for id in row.get("link", ())
     }

@@ -96,6 +96,12 @@ def _whole_texts(value: Any) -> Any:
     return [_whole_texts(item) for item in value] if isinstance(value, list) else value
 
 
+def part(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The object that an object has under a name; {} if there is none."""
+    found = value.get(name)
+    return found if isinstance(found, dict) else {}
+
+
 def stream(path: Path, root: Path, notes: Notes, start: int = 0) -> Iterator[tuple[int, int, dict[str, Any]]]:
     """(offset, offset of the next line, object) of each line of a JSONL file from an offset on. Lines that are none
     are counted in a note; a last one without its end is being written, or was when the run was stopped."""

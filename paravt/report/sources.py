@@ -14,7 +14,7 @@ from typing import Any
 from paravt.errors import DataError
 from paravt.report.episode_files import Decode, Spec, evaluated_line, plain_line
 from paravt.report.evaluations import Known, bench_line, read_known
-from paravt.report.reading import Notes, parse, read_metrics, read_object, read_text
+from paravt.report.reading import Notes, parse, part, read_metrics, read_object, read_text
 from paravt.report.schema import Run, RunKind, Table
 
 _MOST_WARNINGS = 200
@@ -124,7 +124,7 @@ def natural(path: Path) -> list[tuple[str, int]]:
 
 
 def rl_source(path: Path, name: str, recipe: Mapping[str, Any]) -> Source:
-    anchor, std = _part(recipe, "anchor").get("credit"), recipe.get("std", True)
+    anchor, std = part(recipe, "anchor").get("credit"), recipe.get("std", True)
 
     def files(notes: Notes) -> list[Spec]:
         return [
@@ -139,7 +139,7 @@ def rl_source(path: Path, name: str, recipe: Mapping[str, Any]) -> Source:
         recipe,
         (path / "metrics.jsonl", path / "timings.jsonl"),
         files=files,
-        roots=tuple(_data_roots(_part(recipe, "data"))),
+        roots=tuple(_data_roots(part(recipe, "data"))),
     )
 
 
@@ -176,8 +176,8 @@ def _evaluation(path: Path, notes: Notes) -> Source:
     known = read_known(path, notes)
     decode: Decode = bench_line(known)
     made = {
-        "model": str(_part(recipe, "model").get("name", "")),
-        "mode": str(_part(recipe, "mode").get("name", "")),
+        "model": str(part(recipe, "model").get("name", "")),
+        "mode": str(part(recipe, "mode").get("name", "")),
         "questions from": ", ".join(known.sources),
     }
 
@@ -202,10 +202,10 @@ def _data_roots(data: Mapping[str, Any]) -> Iterable[Path]:
 
 def _roots_of(value: object) -> Iterable[Path]:
     """A directory that is there, or that of a file that is there; never the root of the file system."""
-    if not isinstance(value, str) or not value or "\0" in value:
+    if not isinstance(value, str) or not value:
         return
-    path = Path(value)
-    root = path if path.is_dir() else path.parent if path.is_file() else None
+    path = Path(value)  # `os.path` says no to what cannot be a name, where `Path` raises
+    root = path if os.path.isdir(path) else path.parent if os.path.isfile(path) else None
     if root is not None and root.resolve() != Path(root.resolve().anchor):
         yield root
 
@@ -251,13 +251,8 @@ def _versions(path: Path, notes: Notes) -> dict[str, str]:
     return {"directory": str(path), **{str(name): str(value) for name, value in found.items()}}
 
 
-def _part(recipe: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = recipe.get(name)
-    return value if isinstance(value, dict) else {}
-
-
 def _seed(recipe: Mapping[str, Any]) -> int | None:
-    seed = recipe.get("seed", _part(recipe, "episode").get("seed"))
+    seed = recipe.get("seed", part(recipe, "episode").get("seed"))
     return seed if isinstance(seed, int) and not isinstance(seed, bool) else None
 
 

@@ -20,20 +20,17 @@ from fastapi import FastAPI, HTTPException, Response
 from fastapi.responses import FileResponse
 
 from paravt import __version__
-from paravt.errors import DataError
 from paravt.report.library import Library, Place
 from paravt.report.page import asset, policy, render
 from paravt.report.reading import Notes, real_file, to_json
-from paravt.report.videos import PictureBook, VideoFinder
+from paravt.report.videos import PictureBook, VideoFinder, check_directories
 from paravt.serve.security import Guard, listen
+from paravt.serve.videos import MEDIA_TYPES
 
 _FRESH = 2.0
 """Seconds for which a list is sent again as it is; or longer, if it took long to make."""
 _MOST_PICTURES = 20_000
 """That are kept in memory: a few hundred megabytes at most."""
-_TYPES = {".mp4": "video/mp4", ".m4v": "video/mp4", ".mov": "video/quicktime", ".webm": "video/webm",
-          ".mkv": "video/x-matroska", ".ts": "video/mp2t", ".avi": "video/x-msvideo"}  # fmt: skip
-"""Files of another kind are sent as none that a browser shows."""
 
 
 class View:
@@ -43,11 +40,9 @@ class View:
         self, paths: Sequence[Path], videos: Sequence[Path], clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Raises DataError for a path that holds no run, or a directory of videos that is none."""
-        for path in videos:
-            if not path.is_dir():
-                raise DataError(f"--videos {path}: is no directory")
+        self._roots = check_directories(videos)
         self.library = Library(paths)
-        self._finder, self._roots = VideoFinder(videos), list(videos)
+        self._finder = VideoFinder(self._roots)
         self._book = PictureBook(self._finder)
         self._clock = clock
         self._lock = threading.Lock()
@@ -124,7 +119,8 @@ def create_app(view: View) -> FastAPI:
         path = view.video(id)
         if path is None:
             raise HTTPException(404, "there is no such video")
-        return FileResponse(path, media_type=_TYPES.get(path.suffix.lower(), "application/octet-stream"))
+        # whatever else a run names as its video is sent as nothing that a browser shows
+        return FileResponse(path, media_type=MEDIA_TYPES.get(path.suffix.lower(), "application/octet-stream"))
 
     return app
 

@@ -283,7 +283,8 @@ def test_every_stage_of_a_suite_is_a_run(tmp_path: Path) -> None:
 
 def test_a_suite_whose_summary_is_damaged_keeps_its_other_tables(tmp_path: Path) -> None:
     (tmp_path / "stages").mkdir()
-    (tmp_path / "plan.json").write_text("{}")
+    labels = {"x" * 5000: "full, seed 0", "a\0b": "sft", "..": "up", "none": 3}
+    (tmp_path / "plan.json").write_text(json.dumps({"labels": labels}))
     means = {"kappa": {"mean": 1.5}, "kappa/K²": {"mean": 1}, "kappa/K4": {"mean": 2}}
     rows = {"a": 5, "b": {"section": "x", "means": means}, "c": {"section": 7, "means": []}}
     (tmp_path / "summary.json").write_text(json.dumps({"rows": rows, "claims": [1], "targets": "none"}))

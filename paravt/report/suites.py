@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +27,7 @@ def suite_sources(path: Path, notes: Notes) -> list[Source]:
     ]
     for name, label in part(plan, "labels").items():
         stage = path / "stages" / name
-        if Path(name).name == name and isinstance(label, str) and stage.is_dir():
+        if Path(name).name == name and isinstance(label, str) and os.path.isdir(stage):
             out += _stage(stage, label, notes)
     return out
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 import shutil
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
+from http_server import Serving
 from huggingface_hub import constants
 
 from paravt.ask import shipped_model
@@ -35,14 +34,8 @@ def endpoint() -> Iterator[str]:
             return {"id": f"{owner}/{name}"}
         return JSONResponse({"error": "?"}, status_code=404, headers={"x-error-code": "RepoNotFound"})
 
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join()
+    with Serving(app) as address:
+        yield address
 
 
 @pytest.mark.parametrize("load", [load_model, skeleton])

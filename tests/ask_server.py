@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,6 +86,7 @@ class Asking:
         self._thread.start()
         while not self._server.started:
             assert self._thread.is_alive()
+            time.sleep(0.01)
         self.client = httpx2.Client(base_url=self.url, timeout=60)
         return self
 

@@ -47,10 +47,6 @@ class Materialized:
     made: bool = True
     """False if the copy was there already."""
 
-    @property
-    def missing_files(self) -> int:
-        return sum(map(len, self.missing.values()))
-
 
 def materialize(given: str, out: Path, root: Path) -> list[Materialized]:
     """Copy a file, or those of a directory or a pattern, with local paths. Raises DataError, OSError.

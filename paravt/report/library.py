@@ -108,7 +108,7 @@ class Library:
 
     def _read_files(self, number: int, one: _Shown, notes: Notes, most: int) -> bool:
         """True if some of the episodes are left out of the list."""
-        specs = one.source.files(notes)
+        specs = one.source.files()
         for spec in specs:
             if spec.path not in one.files:
                 one.files[spec.path] = EpisodeFile(spec, f"{number}-{len(one.files)}")

@@ -38,7 +38,7 @@ class Source:
     metrics: tuple[Path, ...] = ()
     """Of training: files whose columns belong side by side."""
     made: Mapping[str, str] = field(default_factory=dict)
-    files: Callable[[Notes], list[Spec]] = lambda notes: []
+    files: Callable[[], list[Spec]] = list
     tables: list[Table] = field(default_factory=list)
     roots: tuple[Path, ...] = ()
     """Where videos may be opened, if the user names no directories."""
@@ -97,14 +97,14 @@ def _directory(path: Path, notes: Notes) -> list[Source]:
     if "evaluation" in recipe:
         return [lab_source(path, path.name, recipe)]
     specs = _saved(path)
-    return [Source("episodes", path.name, path, files=lambda _: _saved(path), roots=(path,))] if specs else []
+    return [Source("episodes", path.name, path, files=lambda: _saved(path), roots=(path,))] if specs else []
 
 
 def _file(path: Path) -> list[Source]:
     if path.suffix not in (".json", ".jsonl") or not _holds_episodes(path):
         return []
     spec = Spec(path, path.parent, _step(path.name), plain_line)
-    return [Source("episodes", path.stem, path.parent, files=lambda _: [spec], roots=(path.parent,))]
+    return [Source("episodes", path.stem, path.parent, files=lambda: [spec], roots=(path.parent,))]
 
 
 def _inside(path: Path) -> list[Path]:
@@ -126,7 +126,7 @@ def natural(path: Path) -> list[tuple[str, int]]:
 def rl_source(path: Path, name: str, recipe: Mapping[str, Any]) -> Source:
     anchor, std = part(recipe, "anchor").get("credit"), recipe.get("std", True)
 
-    def files(notes: Notes) -> list[Spec]:
+    def files() -> list[Spec]:
         return [
             Spec(file, path, _step(file.name), plain_line, std=std is not False, from_credit=anchor == "marks")
             for file in _steps(path)
@@ -164,7 +164,7 @@ def sft_sources(path: Path, name: str, recipe: Mapping[str, Any]) -> list[Source
 def lab_source(path: Path, name: str, recipe: Mapping[str, Any]) -> Source:
     """An evaluation of a suite."""
 
-    def files(notes: Notes) -> list[Spec]:
+    def files() -> list[Spec]:
         found = sorted((path / "episodes").glob("K*.jsonl"), key=natural)
         return [Spec(file, path, None, evaluated_line) for file in found]
 
@@ -181,7 +181,7 @@ def _evaluation(path: Path, notes: Notes) -> Source:
         "questions from": ", ".join(known.sources),
     }
 
-    def files(notes: Notes) -> list[Spec]:
+    def files() -> list[Spec]:
         return [Spec(path / "rows.jsonl", path, None, decode, last_counts=True)]
 
     roots = tuple(root for source in known.sources for root in _roots_of(source))

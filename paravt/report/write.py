@@ -16,7 +16,7 @@ from paravt.files import write_whole
 from paravt.report.library import Library, Place, linked, spread
 from paravt.report.page import asset, packed, render
 from paravt.report.reading import Notes
-from paravt.report.schema import Report
+from paravt.report.schema import PictureShard, Report
 from paravt.report.videos import FULL, NONE, SOME, Detail, PictureBook, Shot, VideoFinder, check_directories
 from paravt.terminal import printable
 
@@ -37,7 +37,8 @@ class _Held:
     room: int
     """Bytes that are left."""
     chunks: dict[str, str]
-    shots: dict[str, dict[str, str]]
+    shots: dict[str, PictureShard]
+    """By name."""
 
 
 def write_report(

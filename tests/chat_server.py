@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+from app_server import AppServer
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from http_server import Serving
 
 from paravt.engines.base import Prompt
 from paravt.types import Message, TextPart
@@ -17,7 +17,7 @@ DROPPED = "\0dropped"
 """An answer whose connection breaks off in the middle of it."""
 
 
-class Server(Serving):
+class Server(AppServer):
     """A chat server that answers with what it is told to, and keeps what it was asked."""
 
     def __init__(self) -> None:

@@ -15,10 +15,10 @@ from typing import Any
 import bench_data
 import pyarrow.parquet as pq
 import pytest
+from app_server import AppServer
 from conftest import LONG
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
-from http_server import Serving
 from huggingface_hub import constants
 
 from paravt.bench import files
@@ -362,10 +362,12 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     def resolve(owner: str, name: str, revision: str, path: str) -> Any:
         return Response((root / path).read_bytes(), headers={"x-repo-commit": sha, "etag": f'"{Path(path).name}"'})
 
+    server = AppServer(app)
+    server.start()
+    monkeypatch.setattr(files, "ENDPOINT", server.url)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    with Serving(app) as address:
-        monkeypatch.setattr(files, "ENDPOINT", address)
-        yield root
+    yield root
+    server.stop()
 
 
 def test_tables_come_from_the_hub_and_videos_do_not(hub: Path, tmp_path: Path) -> None:

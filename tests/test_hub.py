@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from app_server import AppServer
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
-from http_server import Serving
 from huggingface_hub import constants
 
 from paravt.ask import shipped_model
@@ -34,8 +34,10 @@ def endpoint() -> Iterator[str]:
             return {"id": f"{owner}/{name}"}
         return JSONResponse({"error": "?"}, status_code=404, headers={"x-error-code": "RepoNotFound"})
 
-    with Serving(app) as address:
-        yield address
+    server = AppServer(app)
+    server.start()
+    yield server.url
+    server.stop()
 
 
 @pytest.mark.parametrize("load", [load_model, skeleton])

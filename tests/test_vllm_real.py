@@ -61,7 +61,7 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     server = ServerProcess(SpawnConfig(python, arguments, {}, (), tmp_path_factory.mktemp("vllm")), 0)
     server.start()
     try:
-        deadline = time.monotonic() + 1200
+        deadline = time.monotonic() + 600
         while True:
             assert server.alive, server.last_words()
             assert time.monotonic() < deadline, server.last_words()
@@ -236,7 +236,7 @@ def test_a_server_that_is_killed_in_the_middle_of_a_step(request: pytest.Fixture
         pytest.skip("a server that is not ours cannot be killed; give --vllm-python")
     out = tmp_path / "run"
     engine = {"kind": "vllm", "servers": "spawn", "replicas": 2, "python": python}
-    engine |= {"health_every": 1, "start_timeout": 1200}
+    engine |= {"health_every": 1, "start_timeout": 600}
     steps = 6
     sets = [*SMALL, "deterministic=false", f"engine={json.dumps(engine)}", f"steps={steps}", "rollout.group_size=8"]
     arguments = [part for change in sets for part in ("--set", change)]
@@ -249,7 +249,7 @@ def test_a_server_that_is_killed_in_the_middle_of_a_step(request: pytest.Fixture
     try:
 
         def wait_for(what: Any) -> None:
-            deadline = time.monotonic() + 1200
+            deadline = time.monotonic() + 600
             while not what():
                 assert run.poll() is None, (tmp_path / "said").read_text()
                 assert time.monotonic() < deadline, (tmp_path / "said").read_text()
@@ -261,7 +261,7 @@ def test_a_server_that_is_killed_in_the_middle_of_a_step(request: pytest.Fixture
         ours = children(run.pid)
         time.sleep(0.3)
         os.kill(servers[0], signal.SIGKILL)
-        assert run.wait(timeout=1200) == 0, (tmp_path / "said").read_text()
+        assert run.wait(timeout=300) == 0, (tmp_path / "said").read_text()
     finally:
         run.kill()
         run.wait()

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 no answer, 2 wrong usage or recipe, 3 the video, 4 the mod
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from enum import Enum
 from pathlib import Path
@@ -17,7 +18,7 @@ from rich.console import Console
 from paravt import data_cli, eval_cli, plan_cli, report_cli, serve_cli
 from paravt.errors import EXIT_CODES, DataError, EngineError, ParaVTError
 from paravt.options import check_model, check_served
-from paravt.terminal import say
+from paravt.terminal import printable, say
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -329,8 +330,18 @@ def lab_report(
     typer.echo(directory / "report.html")
 
 
+class _Printable(logging.Formatter):
+    """A line without control characters: rows and file names say what they like."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return " ".join(printable(super().format(record)).split())
+
+
 def main(arguments: list[str] | None = None) -> None:
     """The entry point: failures of the project's own become one line and an exit code."""
+    log = logging.StreamHandler()
+    log.setFormatter(_Printable())
+    logging.getLogger("paravt").handlers = [log]
     try:
         app(arguments)
     except ParaVTError as error:

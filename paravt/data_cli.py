@@ -13,7 +13,8 @@ import typer
 from rich.console import Console
 
 from paravt import data_play_cli
-from paravt.terminal import say
+from paravt.options import finite
+from paravt.terminal import printable, say
 
 if TYPE_CHECKING:
     from paravt.chat import TokenChat
@@ -30,7 +31,9 @@ _Model = Annotated[
     str | None, typer.Option(help="A checkpoint whose tokenizer and template are used: a directory or a hub id.")
 ]
 _Frames = Annotated[int, typer.Option(min=1, help="K, the overview frames of a question.")]
-_Fps = Annotated[float, typer.Option(min=0.001, help="Frames per second of a video whose row says nothing else.")]
+_Fps = Annotated[
+    float, typer.Option(min=0.001, callback=finite, help="Frames per second of a video whose row says nothing else.")
+]
 _MaxFrames = Annotated[int, typer.Option(min=1, help="Of one video of a conversation.")]
 _MaxPixels = Annotated[int, typer.Option(min=1024, help="Of a frame or an image.")]
 _System = Annotated[str | None, typer.Option(help="The system turn of conversations that have none.")]
@@ -83,10 +86,14 @@ def check(
     """
     from paravt.data.check import Fault, check_files, require_usable
     from paravt.data.copies import whole_file
+    from paravt.data.tables import find_files
     from paravt.data_terminal import show_checks
 
     if max_tokens is not None and model is None:
         raise typer.BadParameter("--max-tokens needs --model, whose tokens they are")
+    paths = find_files(files)
+    if faults is not None and faults.exists() and any(faults.samefile(path) for path in paths if path.exists()):
+        raise typer.BadParameter(f"--faults {faults}: is one of the files that are looked at")
     config = _config(root, system, fps, max_frames, max_pixels, max_tokens)
     console = Console(stderr=True)
     with ExitStack() as stack:
@@ -154,10 +161,13 @@ def show(
     A question is shown as its episode begins.
     """
     from paravt.data.show import show_row
+    from paravt.data.tables import find_files, open_groups
     from paravt.data.traces import TraceBuilder
     from paravt.data_terminal import show_shown
     from paravt.video import FrameReader
 
+    for path in find_files([file]):
+        open_groups(path)  # before a model is loaded: a wrong path should not take a minute to say so
     if model is None:
         from paravt.ask import shipped_model
 
@@ -193,7 +203,7 @@ def split(
         raise typer.BadParameter("--validation must be between 0 and 1")
     done = split_files(files, out, validation, seed, root)
     for part, count in done.rows.items():
-        typer.echo(f"{out / part}: {count} rows with {done.media[part]} videos and images")
+        typer.echo(printable(f"{out / part}: {count} rows with {done.media[part]} videos and images"))
 
 
 def _config(

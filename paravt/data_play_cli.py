@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from paravt.errors import DataError
-from paravt.options import check_model, frame_budgets, open_judge
-from paravt.terminal import say
+from paravt.options import check_model, finite, frame_budgets, open_judge
+from paravt.terminal import printable, say
 
 if TYPE_CHECKING:
     from paravt.trace_factory import Teacher
@@ -74,12 +74,17 @@ def traces(
     frames: Annotated[int, typer.Option(min=1, help="K, the number of overview frames.")] = 64,
     attempts: Annotated[int, typer.Option(min=1, help="Of a question, at most.")] = 1,
     keep: Annotated[int, typer.Option(min=1, help="Different good traces of a question.")] = 1,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Of the teacher; with several attempts above 0.")] = 0.7,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, callback=finite, help="Of the teacher; with several attempts above 0.")
+    ] = 0.7,
     max_turns: _Turns = 8,
     max_tokens: _Tokens = None,
     min_accuracy: Annotated[float, typer.Option(min=0.0, max=1.0, help="Of a right answer.")] = 0.5,
     skew: Annotated[
-        float, typer.Option(min=1.0, help="No type of answer and number of calls has more rows than so many medians.")
+        float,
+        typer.Option(
+            min=1.0, callback=finite, help="No type of answer and number of calls has more rows than so many medians."
+        ),
     ] = 3.0,
     count: Annotated[int | None, typer.Option(min=1, help="Rows, at most; dealt out evenly.")] = None,
     seed: _Seed = 0,
@@ -150,7 +155,9 @@ def difficulty(
     served_model: _Served = None,
     frames: Annotated[str, typer.Option(help="K, the numbers of overview frames.")] = "4,8,16,32,64",
     samples: Annotated[int, typer.Option(min=1, help="Episodes of a question at each K.")] = 8,
-    temperature: Annotated[float, typer.Option(min=0.0, help="As in the training that the questions are for.")] = 0.7,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, callback=finite, help="As in the training that the questions are for.")
+    ] = 0.7,
     max_turns: _Turns = 4,
     max_tokens: _Tokens = None,
     pass_at: Annotated[float, typer.Option(min=0.0, max=1.0, help="The accuracy of a right answer.")] = 0.5,
@@ -210,7 +217,7 @@ def difficulty(
         rate = f"{passed / scored:.3f}" if scored else "none"
         typer.echo(f"K = {budget}: pass rate {rate} over {scored} episodes, {failed} failed")
     counts = sift(asked, pass_rates(measured))[1]
-    typer.echo(f"{target}: " + ", ".join(f"{number} {name}" for name, number in counts.items()))
+    typer.echo(printable(f"{target}: ") + ", ".join(f"{number} {name}" for name, number in counts.items()))
 
 
 def _questions(files: list[str], root: Path | None) -> list[Sample]:

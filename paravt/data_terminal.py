@@ -37,9 +37,10 @@ def show_checks(console: Console, checks: Sequence[FileCheck]) -> None:
         lines.append((str(check.path), *map(str, numbers), shown))
     console.print(_table(heads, lines))
     for check in checks:
-        for counts, what in ((check.skipped, "skipped"), (check.faults, "used")):
+        kinds = (check.skipped, check.examples, "skipped"), (check.faults, check.fault_examples, "used")
+        for counts, examples, what in kinds:
             for kind, count in counts.most_common():
-                line = f"{check.path}: {count} {kind} ({what}), such as {check.examples[kind]}"
+                line = f"{check.path}: {count} {kind} ({what}), such as {examples[kind]}"
                 console.print(Text(printable(line), "red" if what == "skipped" else "yellow"), soft_wrap=True)
 
 

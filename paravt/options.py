@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from importlib import util
 from typing import TYPE_CHECKING
@@ -47,6 +48,13 @@ def frame_budgets(text: str) -> list[int]:
     if not names or not all(name.isascii() and name.isdigit() and int(name) > 0 for name in names):
         raise typer.BadParameter(f"--frames {text}: numbers above 0, separated by commas")
     return list(dict.fromkeys(map(int, names)))
+
+
+def finite(value: float) -> float:
+    """Of an option: a range without an upper end lets infinity through."""
+    if not math.isfinite(value):
+        raise typer.BadParameter("must be a finite number")
+    return value
 
 
 def need_serve(*modules: str) -> None:

@@ -47,6 +47,8 @@ class Batch:
 @dataclass(frozen=True)
 class _Drawn:
     name: str
+    source: int
+    """Of the mixture."""
     made: Trace | RowError | None
     """None: another process loads it."""
     position: Position
@@ -70,9 +72,12 @@ class Batches:
         skipped: Mapping[str, int] | None = None,
         logged: bool = True,
     ) -> None:
-        self._ranks, self._size, self._logged = ranks, stream.size, logged and ranks.first
-        self._counts, self._misses = Counter(skipped or {}), 0
+        self._ranks, self._logged = ranks, logged and ranks.first
+        self._counts = Counter(skipped or {})
         self._position = stream.position
+        # Of a pass that is gone on with, nobody knows what was used before.
+        self._used = [cursor.index > 0 for cursor in stream.position.cursors]
+        self._useless: set[int] = set()
         self._made = _draw(stream, builder, ranks, workers)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="paravt-batches")
         self._waiting = deque(self._thread.submit(next, self._made) for _ in range(ahead))
@@ -80,7 +85,7 @@ class Batches:
     def take(self, count: int, draws: int | None = None) -> Batch:
         """The next `count` usable rows; fewer only if `draws` more rows of the stream do not have as many.
 
-        Raises DataError if as many rows in a row as there are cannot be used.
+        Raises DataError if no source of the stream had a usable row in a whole pass.
         """
         mine: list[Trace] = []
         rows = tokens = 0
@@ -95,12 +100,14 @@ class Batches:
             mine += [each.made for each in drawn if isinstance(each.made, Trace)]
             told = self._ranks.exchange((waits, [_told(each) for each in drawn]))
             waited += max(waits for waits, _ in told)
-            for outcomes in zip(*(outcomes for _, outcomes in told), strict=True):
+            for each, *outcomes in zip(drawn, *(outcomes for _, outcomes in told), strict=True):
                 outcome = next(outcome for outcome in outcomes if outcome is not None)
                 if isinstance(outcome, int):
-                    rows, tokens, self._misses = rows + 1, tokens + outcome, 0
+                    rows, tokens = rows + 1, tokens + outcome
+                    self._used[each.source] = True
                 else:
                     self._skip(*outcome)
+                self._end_pass(each, outcome)
             self._position = drawn[-1].position
         return Batch(tuple(mine), rows, tokens, waited, self._position, dict(self._counts))
 
@@ -123,10 +130,23 @@ class Batches:
         if self._logged and not self._counts[reason]:
             log.warning("skipped (%s): %s: %s", reason, name, message)
         self._counts[reason] += 1
-        self._misses += 1
-        if self._misses >= self._size:
+
+    def _end_pass(self, drawn: _Drawn, outcome: int | tuple[str, str, str]) -> None:
+        """If it was the last row of a pass of its source: was any of them used?"""
+        source = drawn.source
+        if drawn.position.cursors[source].index:
+            return
+        if self._used[source]:
+            self._useless.discard(source)
+        elif source not in self._useless and not isinstance(outcome, int):
+            self._useless.add(source)
+            _, name, message = outcome
             counted = ", ".join(f"{count} {reason}" for reason, count in self._counts.most_common())
-            raise DataError(f"no row can be used: {counted}; {name}: {message}")
+            if len(self._useless) == len(self._used):
+                raise DataError(f"no row can be used: {counted}; {name}: {message}")
+            if self._logged:
+                log.warning("mixture.%d: none of its rows can be used: %s: %s", source, name, message)
+        self._used[source] = False
 
 
 def _told(drawn: _Drawn) -> int | tuple[str, str, str] | None:
@@ -147,7 +167,7 @@ def _draw(stream: RowStream, builder: TraceBuilder, ranks: Ranks, workers: int) 
                     drawn = stream.take()
                     waiting.append((drawn, pool.submit(_load, builder, drawn) if mine else None, stream.position))
                 drawn, loaded, position = waiting.popleft()
-                yield _Drawn(drawn.name, _render(builder, loaded), position)
+                yield _Drawn(drawn.name, drawn.source, _render(builder, loaded), position)
         finally:
             for _, loaded, _ in waiting:
                 if loaded is not None:

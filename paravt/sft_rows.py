@@ -8,6 +8,7 @@ checkpointing and checkpoints are those of reinforcement learning.
 from __future__ import annotations
 
 import copy
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from paravt.data.rows import Position, RowSource, RowStream
 from paravt.data.tables import find_files, open_groups
 from paravt.data.traces import RowConfig, TraceBuilder
 from paravt.engines.base import stable_seed
+from paravt.errors import DataError
 from paravt.learner import Learner, StepMetrics
 from paravt.metrics import MetricsFile
 from paravt.models import QwenVL
@@ -47,6 +49,9 @@ class Corpus:
             for source in data.sources
         ]
         held_out = find_files(data.validation.files) if data.validation else []
+        trained = {os.path.realpath(path) for source in data.sources for path in find_files(source.files)}
+        if both := [path for path in held_out if os.path.realpath(path) in trained]:
+            raise DataError(f"{both[0]}: is trained on, and cannot be validated on; see `paravt data split`")
         wanted = data.episodes
         self.samples = read_questions(wanted.questions)[: wanted.count] if wanted else []
         self._held_out = [group for path in held_out for group in open_groups(path, _NEEDED)]

@@ -38,6 +38,7 @@ from paravt.turns import parse_turn
 from paravt.types import Crop, Episode, Sample, Score, Trace, Turn
 from paravt.video import FrameSource, frame_size
 
+FILES = ("attempts.jsonl", "traces.jsonl", "reports.jsonl", "summary.json")
 _END = "<|im_end|>"
 _PATIENCE = 16
 """Attempts that all fail, after which a run ends."""
@@ -105,6 +106,8 @@ async def run_factory(
     made = {"teacher": teacher.identity, "episode": asdict(config.episode), "attempts": config.attempts,
             "keep": config.keep, "min_accuracy": config.min_accuracy,
             "judge": None if judge is None else judge.model}  # fmt: skip
+    if not (out / "recipe.json").exists() and (others := [out / name for name in FILES if (out / name).exists()]):
+        raise DataError(f"{others[0]}: is there already, and no run of this made it; choose another --out")
     with claim_run(out, json.dumps(made, indent=1)), Journal(out / "attempts.jsonl") as journal:
         factory = _Factory(teacher, reader, config, judge, journal, on_attempt)
         await factory.play(samples)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from paravt.data.json_text import parse, write
 
@@ -84,12 +85,15 @@ def is_file(address: str) -> bool:
 
 
 def identity(address: str, base: str | os.PathLike[str] | None) -> str:
-    """One name for one file, however rows spell it; what is no file is its own. `base`: where relative paths begin."""
+    """One name for one file, however rows spell it; what is no file is its own. `base`: where relative paths begin.
+
+    As `local_path` finds it: as it stands there, or else without its percent signs.
+    """
     if not is_file(address):
         return address
-    place = os.path.join(base or "", bare(address))
+    place, decoded = (os.path.join(base or "", spelled) for spelled in (bare(address), unquote(bare(address))))
     try:
-        return os.path.realpath(place)
+        return os.path.realpath(place if place == decoded or os.path.isfile(place) else decoded)
     except ValueError:  # a NUL in it, or half of a character: no file has such a name
         return place
 

@@ -55,7 +55,9 @@ class FileCheck:
     faults: Counter[str] = field(default_factory=Counter)
     """Of rows that are used all the same, by kind."""
     examples: dict[str, str] = field(default_factory=dict)
-    """The first of each kind: its number and what is wrong."""
+    """Of rows that cannot be used, the first of each kind: its number and what is wrong."""
+    fault_examples: dict[str, str] = field(default_factory=dict)
+    """The same of rows that are used all the same: a kind can be both."""
     tokens: array[int] = field(default_factory=lambda: array("L"))
     """Of each row that can be used (questions: what the episode begins with), if there is a model to count them for."""
 
@@ -133,21 +135,21 @@ def _check(
             done.images += looked.images
             done.videos += looked.videos
         done.good += looked.skip is None and not looked.faults
-        for counts, (kind, message) in _named(looked, done):
+        for counts, examples, (kind, message) in _named(looked, done):
             counts[kind] += 1
-            done.examples.setdefault(kind, f"row {number}: {message}")
+            examples.setdefault(kind, f"row {number}: {message}")
             on_fault(Fault(str(path), number, looked.id, kind, message, looked.skip is None))
         on_row()
     return done
 
 
-def _named(looked: Inspected, done: FileCheck) -> Iterator[tuple[Counter[str], tuple[str, str]]]:
+def _named(looked: Inspected, done: FileCheck) -> Iterator[tuple[Counter[str], dict[str, str], tuple[str, str]]]:
     """What is wrong with a row, and where it is counted. One that is skipped has one reason."""
     if looked.skip is not None:
-        yield done.skipped, looked.skip
+        yield done.skipped, done.examples, looked.skip
         return
     for fault in looked.faults:
-        yield done.faults, fault
+        yield done.faults, done.fault_examples, fault
 
 
 def _inspected(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import filecmp
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -43,8 +44,9 @@ def whole_file(path: Path) -> Iterator[Path]:
             yield partial
             if partial.exists():
                 partial.replace(path)
-        finally:
+        except BaseException:  # only then: once it has been renamed, the name may be another process's
             partial.unlink(missing_ok=True)
+            raise
 
 
 def _alone(path: Path, lock: IO[bytes]) -> bool:
@@ -56,11 +58,12 @@ def _alone(path: Path, lock: IO[bytes]) -> bool:
         return False
 
 
-def copy_rows(source: Path, target: Path, columns: Sequence[str], change: Change) -> int:
+def copy_rows(source: Path, target: Path, columns: Sequence[str], change: Change, *, keep: bool = False) -> int:
     """Copy a file; returns the number of rows written. Where that is 0, there is no file.
 
-    `columns` are all that `change` reads and may change: the others of a parquet file are copied unseen. Raises
-    DataError for a file that cannot be read or has no rows, OSError for one that cannot be written.
+    `columns` are all that `change` reads and may change: the others of a parquet file are copied unseen. With `keep`
+    nothing takes the place of what is there, unless it is the very same. Raises DataError for that, and for a file that
+    cannot be read or has no rows, OSError for one that cannot be written.
     """
     read = 0
 
@@ -76,6 +79,8 @@ def copy_rows(source: Path, target: Path, columns: Sequence[str], change: Change
             count = _copy_lines(source, partial, counted)
         if not read:
             raise DataError(f"{source}: no rows")
+        if keep and target.exists() and not filecmp.cmp(partial, target, shallow=False):
+            raise DataError(f"{target}: is there already, and is no copy of {source}; remove it, or choose another OUT")
         if not count:
             partial.unlink()
             target.unlink(missing_ok=True)  # of another time
@@ -154,8 +159,11 @@ def paired_files(given: str, out: Path) -> list[tuple[Path, Path]]:
     below the directory that they have in common. Raises DataError if there is no file."""
     if Path(given).is_dir():
         inside = sorted(path for path in Path(given).rglob("*") if path.suffix in _SUFFIXES and path.is_file())
-        if Path(given).resolve() != out.resolve():  # copies below the originals are not copied again
-            inside = [path for path in inside if out.resolve() not in path.resolve().parents]
+        below = os.path.realpath(out) + os.sep
+        if not f"{os.path.realpath(given)}{os.sep}".startswith(
+            below
+        ):  # copies below the originals are not copied again
+            inside = [path for path in inside if not os.path.realpath(path).startswith(below)]
         if not inside:
             raise DataError(f"{given}: no .parquet or .jsonl files in it")
         return [(path, out / path.relative_to(given)) for path in inside]

@@ -19,9 +19,9 @@ from paravt.episode_config import EpisodeConfig
 from paravt.errors import VideoError
 from paravt.protocol import PARAVT, Scene
 from paravt.rewards import gold_letter
-from paravt.tools import crop_window
+from paravt.tools import CROP_VIDEO, crop_window
 from paravt.turns import parse_turn
-from paravt.types import Frame, Sample, ToolCall
+from paravt.types import BadToolCall, Frame, Sample
 from paravt.video import VideoInfo, distinct, frame_size, overview_times
 
 SLACK = 1.0
@@ -83,6 +83,8 @@ class Inspector:
         done.videos = len(videos)
         infos = [self._video(local_path(video.url, self.config.root)) for video in videos]
         for video, info in zip(videos, infos, strict=True):
+            if (start := video.start or 0.0) >= info.duration:
+                raise RowError("media_damaged", f"{video.url[:200]}: ends before second {start:g}")
             if problem := past_the_end(video.start or 0.0, video.end or 0.0, info.duration):
                 done.fault("window", problem)
         for problem in said_windows(dialogue.turns, infos[0].duration if len(infos) == 1 else None):
@@ -144,16 +146,16 @@ def past_the_end(start: float, end: float, duration: float) -> str | None:
 
 
 def said_windows(turns: Sequence[RowTurn], duration: float | None) -> Iterator[str]:
-    """Windows of calls that are past the end of the row's one video."""
-    if duration is None:
-        return
+    """What is wrong with windows of calls: they are none, or past the end of the row's one video."""
     for turn in turns:
-        if turn.role == "assistant":
-            for call in parse_turn(turn.text).calls:
-                if isinstance(call, ToolCall):
-                    window = crop_window(call.arguments)
-                    if problem := past_the_end(window.start_time, window.end_time, duration):
-                        yield f"a call: {problem}"
+        for call in parse_turn(turn.text).calls if turn.role == "assistant" else ():
+            if isinstance(call, BadToolCall):
+                if CROP_VIDEO.name in call.raw:  # a row may have tools of its own
+                    yield f"a call: {call.error}"
+            elif duration is not None:
+                window = crop_window(call.arguments)
+                if problem := past_the_end(window.start_time, window.end_time, duration):
+                    yield f"a call: {problem}"
 
 
 def wrong_option(dialogue: Dialogue) -> str | None:

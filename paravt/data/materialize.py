@@ -3,6 +3,7 @@
 Every relative path becomes `file://` and its place below the root, whether the file is there or not: rows whose files
 arrive later are right already. Doing it again changes nothing. Beside each copy stands `NAME.materialized.json`, what
 it was made of and what was missing; a copy that is up to date is not made again, only its missing files are looked for.
+A copy takes the place of an earlier one, or of its original, and of no other file.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from urllib.parse import unquote
 
 from paravt.data.addresses import COLUMNS, bare, is_file, is_question, map_addresses
 from paravt.data.copies import KEEP, copy_rows, paired_files
+from paravt.data.json_text import parse
 from paravt.errors import DataError
 from paravt.files import write_whole
 
@@ -71,26 +73,36 @@ def materialize_file(source: Path, target: Path, root: Path) -> Materialized:
     about = source.stat()
     made_of = {"source": str(source.absolute()), "size": about.st_size, "mtime_ns": about.st_mtime_ns,
                "root": str(root)}  # fmt: skip
-    if (known := _known(record, made_of, target)) is not None:
-        return _looked_again(known, source, target)
+    said = _said(record)
+    if said is not None and _is_up_to_date(said, made_of, target):
+        return _looked_again(said, source, target)
+    same = target.exists() and target.samefile(source)
+    earlier = said is not None and said["of"].get("source") == made_of["source"]
     found = _Found(root, source)
     done = found.done
     done.target = target
-    done.rows = copy_rows(source, target, COLUMNS, found.change)
+    done.rows = copy_rows(source, target, COLUMNS, found.change, keep=not same and not earlier)
     written = {key: value for key, value in vars(done).items() if key not in ("source", "target", "made")}
     size = target.stat().st_size if target.exists() else 0
     write_whole(record, json.dumps({"of": made_of, "written": size, **written}, indent=1) + "\n")
     return done
 
 
-def _known(record: Path, made_of: Mapping[str, Any], target: Path) -> dict[str, Any] | None:
-    """What a record says of a copy that is still what it was made of."""
+def _said(record: Path) -> dict[str, Any] | None:
+    """What a record says; None if there is none that can be read."""
     try:
-        said = json.loads(record.read_text(encoding="utf-8"))
-        same = said["of"] == made_of and target.stat().st_size == said["written"]
-    except (OSError, ValueError, KeyError, TypeError):
+        said = parse(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return None
-    return said if same else None
+    return said if isinstance(said, dict) and isinstance(said.get("of"), dict) else None
+
+
+def _is_up_to_date(said: Mapping[str, Any], made_of: Mapping[str, Any], target: Path) -> bool:
+    """Whether a copy is still what it was made of."""
+    try:
+        return said["of"] == made_of and target.stat().st_size == said["written"]
+    except (OSError, KeyError):
+        return False
 
 
 def _looked_again(said: Mapping[str, Any], source: Path, target: Path) -> Materialized:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import math
 import os
@@ -63,7 +62,7 @@ def read_image(ref: ImageRef, root: Path | None, factor: int, max_pixels: int) -
     if ref.url.startswith("data:"):
         try:
             content = base64.b64decode(ref.url.partition(",")[2], validate=True)
-        except binascii.Error as error:
+        except ValueError as error:  # also for a character that is no ASCII
             raise RowError("media_damaged", f"an image in the row: {error}") from error
         name, source = blake2b(content, digest_size=16).hexdigest(), io.BytesIO(content)
     else:

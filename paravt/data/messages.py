@@ -155,7 +155,7 @@ def _part(part: object, number: int) -> RefPart:
 
     fps, frames, most = number_of("fps"), number_of("nframes"), number_of("max_frames")
     start, end = number_of("video_start"), number_of("video_end")
-    if 0 in (fps, frames, most) or (end is not None and end <= (start or 0.0)):
+    if fps == 0 or any(n is not None and n < 1 for n in (frames, most)) or (end is not None and end <= (start or 0.0)):
         raise RowError("messages", f"turn {number}: a video without frames or without length")
     return VideoRef(url, start, end, fps, None if frames is None else int(frames), None if most is None else int(most))
 

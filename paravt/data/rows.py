@@ -42,6 +42,8 @@ class DrawnRow:
     """File and number, to be found again."""
     row: dict[str, Any] | RowError
     """What is none is not dropped here."""
+    source: int = 0
+    """Of a mixture, from 0."""
 
 
 class RowSource:
@@ -124,7 +126,7 @@ class RowStream:
         drawn, cursors = self.position.drawn, list(self.position.cursors)
         at = stable_seed(self._seed, "source", drawn) / 2**63
         chosen = min(int(np.searchsorted(self._shares, at, side="right")), len(cursors) - 1)
-        row = self.sources[chosen][cursors[chosen]]
+        row = replace(self.sources[chosen][cursors[chosen]], source=chosen)
         cursors[chosen] = self.sources[chosen].after(cursors[chosen])
         self.position = Position(drawn + 1, tuple(cursors))
         return row

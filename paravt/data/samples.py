@@ -7,6 +7,7 @@ Ours have one object a line with `video`, `question`, and maybe `options`, `answ
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from paravt.data.addresses import bare
 from paravt.data.json_text import parse
 from paravt.data.media import local_path
 from paravt.data.messages import read_json
@@ -99,7 +101,7 @@ def row_question(row: Mapping[str, Any], id: str) -> Sample:
         raise RowError("no_question", "`prompt` has no turn of the user with a text")
     extra = read_json(row.get("extra_info"), "extra_info")
     answer = extra.get("answer") if isinstance(extra, dict) else None
-    if isinstance(answer, bool) or not isinstance(answer, (str, int, float)) or not str(answer).strip():
+    if not _is_answer(answer) or not str(answer).strip():
         raise RowError("answer", "`extra_info` has no `answer`")
     assert isinstance(extra, dict)
     videos = read_json(row.get("videos"), "videos")
@@ -128,6 +130,13 @@ def _content(content: object) -> str:
     return "".join(text for text in texts if isinstance(text, str))
 
 
+def _is_answer(value: object) -> bool:
+    """A text or a finite number."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        return False
+    return not isinstance(value, float) or math.isfinite(value)
+
+
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
@@ -147,9 +156,9 @@ def own_sample(row: Any, path: Path, number: int) -> Sample:
     if not isinstance(options, list) or not all(isinstance(option, str) for option in options) or len(options) > 26:
         raise bad("`options` must be a list of at most 26 texts")
     answer = row.get("answer")
-    if not isinstance(row.get("id", ""), (str, int)):
+    if isinstance(row.get("id"), bool) or not isinstance(row.get("id", ""), (str, int)):
         raise bad("`id` must be a text or a number")
-    if answer is not None and not isinstance(answer, (str, int, float)):
+    if answer is not None and not _is_answer(answer):
         raise bad("`answer` must be a text or a number")
     kind = row.get("type") or ("choice" if options else "open")
     if kind not in _TYPES:
@@ -158,7 +167,7 @@ def own_sample(row: Any, path: Path, number: int) -> Sample:
         raise bad("a multiple-choice sample needs `options`")
     return Sample(
         id=str(row.get("id", number)),
-        video=str(path.parent / row["video"]),  # an absolute path stays as it is
+        video=str(path.parent / bare(row["video"])),  # an absolute path stays as it is
         question=row["question"],
         options=tuple(options),
         answer=None if answer is None else str(answer),

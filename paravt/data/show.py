@@ -43,14 +43,19 @@ class Shown:
 
 
 def find_row(path: Path, wanted: str) -> tuple[int, dict[str, Any]]:
-    """A row by its number (from 0) or else by its `id`. Raises DataError."""
+    """A row by its number (from 0) or else, if it has not as many rows, by its `id`. Raises DataError."""
+    named: tuple[int, dict[str, Any]] | None = None
     for number, row in raw_rows(path):
-        if wanted == str(number) or (
-            not wanted.isdigit() and not isinstance(row, RowError) and row.get("id") == wanted
-        ):
+        if wanted == str(number):
             if isinstance(row, RowError):
                 raise DataError(f"{path}: row {number}: {row}")
             return number, row
+        if named is None and not isinstance(row, RowError) and str(row.get("id")) == wanted:
+            named = number, row
+            if not wanted.isdecimal():
+                break
+    if named is not None:
+        return named
     raise DataError(f"{path}: no row {wanted}; rows are counted from 0")
 
 

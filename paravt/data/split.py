@@ -1,7 +1,8 @@
 """Rows to train on and rows to validate on, such that no video and no image is in both.
 
 Rows that share a file belong together, and so do rows that share one with any of these, over all files that are split
-at once. What belongs together is dealt out as a whole, in an order that follows from the names and a seed.
+at once. Files of one size that begin and end alike are one file, whatever they are called. What belongs together is
+dealt out as a whole, in an order that follows from the names and a seed.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paravt.data.addresses import COLUMNS, base_of, find_addresses, identity, is_question, map_addresses
+from paravt.data.addresses import COLUMNS, bare, base_of, find_addresses, identity, is_file, is_question, map_addresses
 from paravt.data.copies import KEEP, copy_rows
+from paravt.data.same_files import copies_of_files
 from paravt.data.skips import RowError
 from paravt.data.tables import find_files, raw_rows, relative_names
 from paravt.engines.base import stable_seed
@@ -79,6 +81,9 @@ def split_files(patterns: Sequence[str], out: Path, share: float, seed: int = 0,
                 sets.join(places.setdefault(name, owner), owner)
             found.append(owner)
         owners.append(found)
+    for first, *others in copies_of_files(places):
+        for other in others:
+            sets.join(places[first], places[other])
     rows = Counter(sets.find(owner) for found in owners for owner in found)
     validation = _choose(rows, sets, places, share, seed)
     parts = Counter[str]()
@@ -149,4 +154,7 @@ class _Part:
             return None
         if row is None or not is_question(row):
             return KEEP
-        return map_addresses(row, lambda address: os.path.abspath(self.path.parent / address))
+        return map_addresses(row, self._absolute)
+
+    def _absolute(self, address: str) -> str:
+        return os.path.abspath(self.path.parent / bare(address)) if is_file(address) else address

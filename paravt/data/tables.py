@@ -49,14 +49,16 @@ class Rows(Protocol):
 
 
 def find_files(patterns: Sequence[str]) -> list[Path]:
-    """Files by name or by pattern (`data/*.parquet`), each once. Raises DataError for a pattern that matches none."""
-    found: dict[Path, None] = {}
+    """Files by name or by pattern (`data/*.parquet`), each once, whatever it is called. Raises DataError for a pattern
+    that matches none."""
+    found: dict[str, Path] = {}
     for pattern in patterns:
         names = [pattern] if Path(pattern).is_file() else sorted(glob.glob(pattern, recursive=True))
         if not names:
             raise DataError(f"{pattern}: no such file")
-        found.update(dict.fromkeys(Path(name) for name in names))
-    return list(found)
+        for name in names:
+            found.setdefault(os.path.realpath(name), Path(name))
+    return list(found.values())
 
 
 def open_groups(path: Path, columns: Sequence[str] = ()) -> list[Group]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paravt.errors import DataError, ModelError
+from paravt.model_names import check_name
 from paravt.terminal import say
 
 if TYPE_CHECKING:
@@ -145,6 +146,8 @@ def _check(model: str | None, server: str | None, served_model: str | None) -> N
         raise typer.BadParameter("give --model or --server, not both")
     if served_model is not None and server is None:
         raise typer.BadParameter("--served-model needs --server")
+    if model is not None:  # before anything is imported, made or bound
+        check_name(model)
 
 
 def _need(*modules: str) -> None:

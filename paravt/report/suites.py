@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from paravt.lab.columns import EVALUATED, TRAINED
-from paravt.report.reading import Notes, number_of, read_object
+from paravt.report.reading import Notes, number_of, read_object, real_directory
 from paravt.report.schema import Cell, Table, TableRow
 from paravt.report.sources import Source, lab_source, rl_source, sft_sources
 
 _MADE = ("mode", "seeds")
+_KAPPA = re.compile(r"kappa/K([0-9]{1,6})")
 
 
 def suite_sources(path: Path, notes: Notes) -> list[Source]:
@@ -24,7 +26,7 @@ def suite_sources(path: Path, notes: Notes) -> list[Source]:
     ]
     for name, label in _part(plan, "labels").items():
         stage = path / "stages" / name
-        if Path(name).name == name and isinstance(label, str) and stage.is_dir():
+        if Path(name).name == name and isinstance(label, str) and stage.is_dir() and real_directory(stage, path, notes):
             out += _stage(stage, label, notes)
     return out
 
@@ -55,20 +57,17 @@ def _tables(path: Path, plan: Mapping[str, Any], notes: Notes) -> list[Table]:
     suite = _part(plan, "suite")
     titles = {name: _part(_part(suite, "rows"), name).get("title") or name for name in _part(suite, "rows")}
     out: list[Table] = []
-    for section in dict.fromkeys(
-        str(_part(_part(summary, "rows"), row).get("section")) for row in _part(summary, "rows")
-    ):
-        rows = {name: row for name, row in _part(summary, "rows").items() if row.get("section") == section}
+    found = {name: row for name, row in _part(summary, "rows").items() if isinstance(row, dict)}
+    for section in dict.fromkeys(str(row.get("section")) for row in found.values()):
+        rows = {name: row for name, row in found.items() if str(row.get("section")) == section}
         title = str(_part(_part(suite, "sections"), section).get("title") or section)
-        budgets = sorted(
-            {int(c[7:]) for r in rows.values() for c in _part(r, "means") if c[:7] == "kappa/K" and c[7:].isdigit()}
-        )
+        budgets = sorted({int(k[1]) for r in rows.values() for c in _part(r, "means") if (k := _KAPPA.fullmatch(c))})
         by_budget = {f"{what}, K = {k}": f"{what}/K{k}" for what in ("accuracy", "kappa") for k in budgets}
         for what, columns in (("evaluated", EVALUATED), ("by K", by_budget), ("in training", TRAINED)):
             out.append(_table(f"{title}: {what}", rows, titles, columns))
     for name in ("claims", "targets"):
-        found = summary.get(name)
-        claims = [claim for claim in found if isinstance(claim, dict)] if isinstance(found, list) else []
+        listed = summary.get(name)
+        claims = [claim for claim in listed if isinstance(claim, dict)] if isinstance(listed, list) else []
         cells = [[_text(claim.get(key)) for key in ("statement", "verdict", "numbers")] for claim in claims]
         rows_of = [TableRow(cells=list[Cell](row)) for row in cells]
         out.append({"title": name.capitalize(), "columns": ["statement", "verdict", "numbers"], "rows": rows_of})

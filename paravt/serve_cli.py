@@ -115,8 +115,9 @@ def serve_mcp(
 
     root = open_root(root)
     engine, config = _open(model, server, served_model, device, dtype, max_turns, max_tokens)
-    with suppress(KeyboardInterrupt):
-        build_server(engine, root, config=config, concurrency=concurrency or (8 if server else 1)).run("stdio")
+    # The thread that waits for the client's next line cannot be interrupted: without this Ctrl-C would wait for it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    build_server(engine, root, config=config, concurrency=concurrency or (8 if server else 1)).run("stdio")
 
 
 def _open(

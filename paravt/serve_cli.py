@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paravt.errors import DataError
+from paravt.model_names import check_name
 from paravt.options import check_model, check_served, need_serve
 from paravt.terminal import say
 
@@ -62,8 +63,7 @@ def serve(
 ) -> None:
     """A page to ask questions on, and the API behind it."""
     need_serve("fastapi", "uvicorn", "python_multipart")
-    check_model(model, server)
-    check_served(served_model, server)
+    _check(model, server, served_model)
     longest = _seconds(max_seconds)
     from paravt.serve.api import create_app
     from paravt.serve.security import listen
@@ -109,15 +109,15 @@ def serve_mcp(
     `list_videos` and `ask_video` know the videos below the root, by their names there, and nothing else.
     """
     need_serve("mcp")
-    check_model(model, server)
-    check_served(served_model, server)
+    _check(model, server, served_model)
     from paravt.serve.mcp_server import build_server
     from paravt.serve.videos import open_root
 
     root = open_root(root)
     engine, config = _open(model, server, served_model, device, dtype, max_turns, max_tokens)
-    with suppress(KeyboardInterrupt):
-        build_server(engine, root, config=config, concurrency=concurrency or (8 if server else 1)).run("stdio")
+    # The thread that waits for the client's next line cannot be interrupted: without this Ctrl-C would wait for it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    build_server(engine, root, config=config, concurrency=concurrency or (8 if server else 1)).run("stdio")
 
 
 def _open(
@@ -140,6 +140,13 @@ def _open(
         )
     engine = open_engine(model, server=server, served_model=served_model, device=device, dtype=dtype)
     return engine, EpisodeConfig(max_turns=max_turns, max_tokens=LAB_MAX_TOKENS if small else max_tokens)
+
+
+def _check(model: str | None, server: str | None, served_model: str | None) -> None:
+    check_model(model, server)
+    check_served(served_model, server)
+    if model is not None:  # before anything is imported, made or bound
+        check_name(model)
 
 
 def _seconds(text: str) -> float:

@@ -22,6 +22,8 @@ _LONGEST = 64 << 20
 _LARGEST = 16 << 20
 """Bytes of a file that is read as a whole."""
 _MOST_NOTES = 200
+_LAST_STEP = 10**15
+"""Beyond it, curves would have numbers that neither a browser nor a plot can count with."""
 
 
 @dataclass
@@ -46,6 +48,14 @@ def real_file(path: Path, roots: Iterable[Path]) -> Path | None:
     except (OSError, ValueError, RuntimeError):  # not there, a zero byte in a name, links in a circle
         return None
     return found if inside else None
+
+
+def real_directory(path: Path, root: Path, notes: Notes) -> bool:
+    """Whether a directory of `root` is in it, links followed; a note if it is not."""
+    if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
+        return True
+    notes.add(f"{path}: a link out of {root}; not read. To show what it leads to, name that.")
+    return False
 
 
 def read_text(path: Path, root: Path, notes: Notes) -> str | None:
@@ -154,7 +164,7 @@ def read_metrics(files: Sequence[Path], root: Path, notes: Notes) -> Metrics | N
     for path in files:
         for _, _, line in stream(path, root, notes):
             step = line.get("step")
-            if isinstance(step, bool) or not isinstance(step, int):
+            if isinstance(step, bool) or not isinstance(step, int) or abs(step) > _LAST_STEP:
                 continue
             found = {name: value for name, value in _numbers(line) if name != "step"}
             names |= dict.fromkeys(name for name in line if name != "step")

@@ -14,7 +14,7 @@ from typing import Any
 from paravt.errors import DataError
 from paravt.report.episode_files import Decode, Spec, evaluated_line, plain_line
 from paravt.report.evaluations import Known, bench_line, read_known
-from paravt.report.reading import Notes, parse, part, read_metrics, read_object, read_text
+from paravt.report.reading import Notes, parse, part, read_metrics, read_object, read_text, real_directory
 from paravt.report.schema import Run, RunKind, Table
 
 _MOST_WARNINGS = 200
@@ -73,7 +73,7 @@ def find_sources(paths: Sequence[Path], notes: Notes) -> list[Source]:
             raise DataError(f"{path}: there is no such file or directory")
         found = _file(path) if path.is_file() else _directory(path, notes)
         if not found and path.is_dir():
-            found = [source for inside in _inside(path) for source in _directory(inside, notes)]
+            found = [source for inside in _inside(path, notes) for source in _directory(inside, notes)]
         if not found:
             raise DataError(f"{path}: holds no run: {_HOLDS}")
         out += found
@@ -107,12 +107,15 @@ def _file(path: Path) -> list[Source]:
     return [Source("episodes", path.stem, path.parent, files=lambda: [spec], roots=(path.parent,))]
 
 
-def _inside(path: Path) -> list[Path]:
+def _inside(path: Path, notes: Notes) -> list[Path]:
     try:
         found = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
-    return sorted(found, key=natural)
+    own = [entry for entry in found if real_directory(entry, path, notes)]
+    if found and not own:
+        raise DataError(f"{path}: its directories are links out of it; name what they lead to")
+    return sorted(own, key=natural)
 
 
 def natural(path: Path) -> list[tuple[str, int]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paravt.lab.columns import EVALUATED, TRAINED
-from paravt.report.reading import Notes, number_of, part, read_object
+from paravt.report.reading import Notes, number_of, part, read_object, real_directory
 from paravt.report.schema import Cell, Table, TableRow
 from paravt.report.sources import Source, lab_source, rl_source, sft_sources
 
@@ -27,7 +27,12 @@ def suite_sources(path: Path, notes: Notes) -> list[Source]:
     ]
     for name, label in part(plan, "labels").items():
         stage = path / "stages" / name
-        if Path(name).name == name and isinstance(label, str) and os.path.isdir(stage):
+        if (
+            Path(name).name == name
+            and isinstance(label, str)
+            and os.path.isdir(stage)
+            and real_directory(stage, path, notes)
+        ):
             out += _stage(stage, label, notes)
     return out
 
@@ -63,13 +68,13 @@ def _tables(path: Path, plan: Mapping[str, Any], notes: Notes) -> list[Table]:
         rows = {name: row for name, row in summed.items() if str(row.get("section")) == section}
         title = str(part(part(suite, "sections"), section).get("title") or section)
         columns_of = {column for row in rows.values() for column in part(row, "means")}
-        budgets = sorted(int(found[1]) for column in columns_of if (found := _KAPPA.fullmatch(column)))
+        budgets = sorted({int(found[1]) for column in columns_of if (found := _KAPPA.fullmatch(column))})
         by_budget = {f"{what}, K = {k}": f"{what}/K{k}" for what in ("accuracy", "kappa") for k in budgets}
         for what, columns in (("evaluated", EVALUATED), ("by K", by_budget), ("in training", TRAINED)):
             out.append(_table(f"{title}: {what}", rows, titles, columns))
     for name in ("claims", "targets"):
-        found = summary.get(name)
-        claims = [claim for claim in found if isinstance(claim, dict)] if isinstance(found, list) else []
+        listed = summary.get(name)
+        claims = [claim for claim in listed if isinstance(claim, dict)] if isinstance(listed, list) else []
         cells = [[_text(claim.get(key)) for key in ("statement", "verdict", "numbers")] for claim in claims]
         rows_of = [TableRow(cells=list[Cell](row)) for row in cells]
         out.append({"title": name.capitalize(), "columns": ["statement", "verdict", "numbers"], "rows": rows_of})

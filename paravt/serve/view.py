@@ -20,12 +20,13 @@ from fastapi import FastAPI, HTTPException, Response
 from fastapi.responses import FileResponse
 
 from paravt import __version__
+from paravt.errors import DataError
 from paravt.report.library import Library, Place
 from paravt.report.page import asset, policy, render
 from paravt.report.reading import Notes, real_file, to_json
 from paravt.report.videos import PictureBook, VideoFinder, check_directories
 from paravt.serve.security import Guard, listen
-from paravt.serve.videos import MEDIA_TYPES
+from paravt.serve.videos import MEDIA_TYPES, Probes
 
 _FRESH = 2.0
 """Seconds for which a list is sent again as it is; or longer, if it took long to make."""
@@ -44,6 +45,7 @@ class View:
         self.library = Library(paths)
         self._finder = VideoFinder(self._roots)
         self._book = PictureBook(self._finder)
+        self._probes = Probes()
         self._clock = clock
         self._lock = threading.Lock()
         self._places: dict[str, Place] = {}
@@ -77,13 +79,14 @@ class View:
     def video(self, id: str) -> Path | None:
         """The file of a video that was shown; None if there is none, or if it may be opened no more."""
         path, allowed = self._videos.get(id, (None, ()))
-        return None if path is None else real_file(path, allowed)
+        found = None if path is None else real_file(path, allowed)
+        return None if found is None or self._probes(found) is None else found
 
     def _video(self, place: Place, video: str) -> str | None:
         """Where the page finds the video of an episode."""
         own, base = place.source.roots, place.file.spec.path.parent
         path, _ = self._finder.find(video, own, base)
-        if path is None:
+        if path is None or self._probes(path) is None:  # a run may call any file of its directories a video
             return None
         id = hashlib.blake2b(str(path).encode("utf-8", "surrogateescape"), digest_size=12, key=self._key).hexdigest()
         self._videos[id] = path, tuple(self._roots or own)
@@ -105,7 +108,10 @@ def create_app(view: View) -> FastAPI:
 
     @app.get("/data/report.json")
     def report() -> Response:
-        return Response(view.report(), media_type="application/json")
+        try:
+            return Response(view.report(), media_type="application/json")
+        except DataError as error:  # the run is gone, or not back yet
+            raise HTTPException(503, str(error)) from None
 
     @app.get("/data/chunks/{name}.json")
     def chunk(name: str) -> Response:

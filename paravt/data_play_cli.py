@@ -181,6 +181,8 @@ def difficulty(
 
     check_model(model, server)
     budgets = frame_budgets(frames)
+    if len(budgets) != len(frames.split(",")):
+        raise typer.BadParameter(f"--frames {frames}: different numbers above 0, separated by commas")
     first = find_files(questions)[0]
     target = out or first.with_name(f"{first.stem}.difficulty.jsonl")
     asked, console = _questions(questions, root), Console(stderr=True)

@@ -77,7 +77,7 @@ def test_a_bad_line_is_named_and_a_cut_off_one_is_not_read(tmp_path: Path, bad: 
     assert len(read_difficulty(path)) == 1
 
 
-@pytest.mark.parametrize("frames", ["", "4,x", "0", "²"])
+@pytest.mark.parametrize("frames", ["", "4,x", "0", "4,4", "4,,8", "²"])
 def test_budgets_that_are_none_are_one_line(frames: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["data", "difficulty", "none.jsonl", "--frames", frames])

@@ -100,7 +100,7 @@ def _said(record: Path) -> dict[str, Any] | None:
 def _is_up_to_date(said: Mapping[str, Any], made_of: Mapping[str, Any], target: Path) -> bool:
     """Whether a copy is still what it was made of."""
     try:
-        return said["of"] == made_of and target.stat().st_size == said["written"]
+        return bool(said["of"] == made_of and target.stat().st_size == said["written"])
     except (OSError, KeyError):
         return False
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from paravt.agent import EpisodeConfig, Event, run_episode
 from paravt.engines.base import Engine
 from paravt.errors import DataError
+from paravt.model_names import check_name
 from paravt.types import Episode, Sample
 from paravt.video import FrameReader
 
@@ -38,6 +39,8 @@ def open_engine(
         from paravt.engines.openai import OpenAIEngine
 
         return OpenAIEngine(server, served_model)
+    if model is not None:
+        check_name(model)
     import torch
 
     from paravt.engines.local import LocalEngine

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from paravt import data_cli, eval_cli, plan_cli, report_cli, serve_cli
 from paravt.errors import EXIT_CODES, DataError, EngineError, ParaVTError
+from paravt.options import check_model, check_served
 from paravt.terminal import printable, say
 
 app = typer.Typer(
@@ -87,10 +88,8 @@ def ask(
 
     The model sees K overview frames, asks for close looks at several windows at once, and answers from their reports.
     """
-    if server is not None and model is not None:
-        raise typer.BadParameter("give --model or --server, not both")
-    if served_model is not None and server is None:
-        raise typer.BadParameter("--served-model needs --server")
+    check_model(model, server)
+    check_served(served_model, server)
     if save is not None and (not save.parent.is_dir() or (save.exists() and not save.is_file())):
         raise typer.BadParameter(f"--save: {save} cannot be a file")
     from paravt.agent import EpisodeConfig

@@ -11,11 +11,10 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from paravt import data_play_cli
-from paravt.data_play_cli import MOST_FRAMES, finite
-from paravt.terminal import printable
+from paravt.options import MOST_FRAMES, finite
+from paravt.terminal import printable, say
 
 if TYPE_CHECKING:
     from paravt.chat import TokenChat
@@ -85,7 +84,7 @@ def check(
     Media are looked at, reference answers compared with the options, windows with durations, ids and rows that occur
     twice are found. With --model tokens are counted, frame by frame as training has them.
     """
-    from paravt.data.check import Fault, check_files, check_raises
+    from paravt.data.check import Fault, check_files, require_usable
     from paravt.data.copies import whole_file
     from paravt.data.tables import find_files
     from paravt.data_terminal import show_checks
@@ -125,7 +124,7 @@ def check(
             sys.stdout.write(json.dumps(one.to_dict()) + "\n")
     else:
         show_checks(_console(), checks)
-    check_raises(checks)
+    require_usable(checks)
     if found:
         raise typer.Exit(1)
 
@@ -172,7 +171,7 @@ def show(
     if model is None:
         from paravt.ask import shipped_model
 
-        _say("rendered for the small model of the package; --model renders for another one")
+        say("rendered for the small model of the package; --model renders for another one")
     chat = _chat(model or str(shipped_model()))
     config = _config(root, system, fps, max_frames, max_pixels)
     reader = FrameReader(workers=1)
@@ -225,8 +224,3 @@ def _chat(model: str) -> TokenChat:
     from paravt.models.rendering import load_chat
 
     return load_chat(model)
-
-
-def _say(message: str) -> None:
-    line = " ".join(printable(message).split())
-    Console(stderr=True, soft_wrap=True).print(Text(f"paravt: {line}"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,13 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import Progress
-from rich.text import Text
 
 from paravt.errors import DataError
-from paravt.terminal import printable
+from paravt.options import MOST_FRAMES, check_model, finite, frame_budgets, open_judge
+from paravt.terminal import printable, say
 
 if TYPE_CHECKING:
-    from paravt.judge import Judge
     from paravt.trace_factory import Teacher
     from paravt.types import Sample
 
@@ -38,17 +36,6 @@ class Style(str, Enum):
     clean = "clean"
     plain = "plain"
     sloppy = "sloppy"
-
-
-MOST_FRAMES = 65_536
-"""Of an overview: an hour at 18 frames a second. A slip of the finger takes all memory without a word."""
-
-
-def finite(value: float) -> float:
-    """Of an option: a range without an upper end lets infinity through."""
-    if not math.isfinite(value):
-        raise typer.BadParameter("must be a finite number")
-    return value
 
 
 _Questions = Annotated[
@@ -114,6 +101,7 @@ def traces(
     """
     if lab and (model or server):
         raise typer.BadParameter("give --lab, --model or --server, one of them")
+    check_model(model, server)
     from paravt.agent import EpisodeConfig
     from paravt.trace_factory import FactoryConfig, run_factory
     from paravt.video import FrameReader
@@ -133,7 +121,7 @@ def traces(
     config = FactoryConfig(episode, attempts, keep, min_accuracy, skew, count, concurrency)
 
     async def run() -> dict[str, Any]:
-        grader = _judge(judge, judge_model)
+        grader = open_judge(judge, judge_model)
         teacher: Teacher = _lab_teacher(style.value) if lab else await _teacher(
             model, server, served_model, device, dtype, concurrency
         )  # fmt: skip
@@ -191,8 +179,9 @@ def difficulty(
     from paravt.difficulty import DifficultyConfig, measure
     from paravt.video import FrameReader
 
-    budgets = [int(name) for part in frames.split(",") if (name := part.strip()).isdecimal() and int(name) > 0]
-    if not budgets or len(set(budgets)) != len(frames.split(",")) or max(budgets) > MOST_FRAMES:
+    check_model(model, server)
+    budgets = frame_budgets(frames)
+    if len(budgets) != len(frames.split(",")):
         raise typer.BadParameter(f"--frames {frames}: different numbers from 1 to {MOST_FRAMES}, separated by commas")
     first = find_files(questions)[0]
     target = out or first.with_name(f"{first.stem}.difficulty.jsonl")
@@ -207,7 +196,7 @@ def difficulty(
     config = DifficultyConfig(budgets, samples, episode, pass_at, concurrency)
 
     async def run() -> list[Difficulty]:
-        grader = _judge(judge, judge_model)
+        grader = open_judge(judge, judge_model)
         places, identity = await _places(model, server, served_model, device, dtype, concurrency)
         try:
             with Progress(console=console) as progress:
@@ -238,7 +227,7 @@ def _questions(files: list[str], root: Path | None) -> list[Sample]:
 
     samples, skipped = read_questions_of(files, root)
     for reason, number in skipped.most_common():
-        _say(f"skipped {number} questions: {reason}")
+        say(f"skipped {number} questions: {reason}")
     if unanswered := [sample for sample in samples if not (sample.answer or "").strip()]:
         raise DataError(
             f"{', '.join(files)}: {len(unanswered)} questions have no answer, the first: {unanswered[0].id}"
@@ -255,8 +244,6 @@ def _max_tokens(given: int | None, model: str | None, server: list[str] | None) 
 async def _places(
     model: str | None, server: list[str] | None, served_model: str | None, device: str, dtype: str, concurrency: int
 ) -> tuple[list[Any], dict[str, Any]]:
-    if model is not None and server:
-        raise typer.BadParameter("give --model or --server, not both")
     from paravt.evaluation import Model, open_places
 
     return await open_places(Model(model, tuple(server or ()), served_model, device, dtype, concurrency))
@@ -277,18 +264,3 @@ def _lab_teacher(style: Any) -> Teacher:
     from paravt.models.rendering import load_chat
 
     return LabTeacher(load_chat(shipped_model()), style)
-
-
-def _judge(url: str | None, name: str | None) -> Judge | None:
-    if (url is None) != (name is None):
-        raise typer.BadParameter("--judge and --judge-model belong together")
-    if url is None or name is None:
-        return None
-    from paravt.judge import Judge
-
-    return Judge(url, name)
-
-
-def _say(message: str) -> None:
-    line = " ".join(printable(message).split())
-    Console(stderr=True, soft_wrap=True).print(Text(f"paravt: {line}"))

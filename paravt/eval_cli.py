@@ -14,6 +14,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from paravt.errors import DataError
+from paravt.options import check_model, frame_budgets, open_judge, split_names
 from paravt.terminal import printable, say
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from paravt.bench.modes import Mode
     from paravt.bench.summary import Summary
     from paravt.bench.tables import Table
-    from paravt.judge import Judge
 
 app = typer.Typer(invoke_without_command=True, help="Evaluate on benchmarks or on questions of your own.")
 
@@ -85,19 +85,18 @@ def run(
         return
     if not bench and not data:
         raise typer.BadParameter("say what to evaluate on: --bench LIST or --data FILE (--help has all options)")
-    if not _names(mode):
+    if not split_names(mode):
         raise typer.BadParameter("--mode names no mode")
-    if model is not None and server:
-        raise typer.BadParameter("give --model or --server, not both")
+    check_model(model, server)
     from paravt.evaluation import Model, Questions, configure, evaluate_all, find_mode
 
     settings = {"temperature": temperature, "seed": seed}
     settings |= {name: value for name, value in (("max_turns", max_turns), ("max_tokens", max_tokens)) if value}
     who = Model(model, tuple(server or ()), served_model, device, dtype, concurrency, tries)
-    modes = [_with_prompts(find_mode(name), prompt or []) for name in _names(mode)]
+    modes = [_with_prompts(find_mode(name), prompt or []) for name in split_names(mode)]
     try:
         questions = Questions(
-            benches=tuple(_names(bench)),
+            benches=tuple(split_names(bench)),
             files=tuple(data or ()),
             source=_directories(source),
             videos=_directories(videos),
@@ -105,11 +104,11 @@ def run(
             limit=limit,
             skip_missing=skip_missing,
         )
-        configurations = configure(modes, [None] if frames is None else _budgets(frames), who, settings)
+        configurations = configure(modes, [None] if frames is None else frame_budgets(frames), who, settings)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     summaries = evaluate_all(
-        questions, who, configurations, out, judge=_judge(judge, judge_model), console=Console(stderr=True)
+        questions, who, configurations, out, judge=open_judge(judge, judge_model), console=Console(stderr=True)
     )
     _show(summaries, as_json)
     if too_many := [one for one in summaries if one.failed > max_failed * one.played]:
@@ -135,7 +134,7 @@ def rescore(
     from paravt.bench.summary import sum_up
     from paravt.provenance import lock_directory
 
-    grader = _judge(judge, judge_model)
+    grader = open_judge(judge, judge_model)
     summaries = []
     for path in find_runs(runs):
         with lock_directory(path):
@@ -202,10 +201,6 @@ def merge(
     _show([sum_up(out)], as_json)
 
 
-def _names(text: str) -> list[str]:
-    return list(dict.fromkeys(name for part in text.split(",") if (name := part.strip())))
-
-
 def _directories(given: list[str] | None) -> dict[str, str]:
     """By benchmark; "" stands for all others. An "=" in a directory that is there is no separator."""
     out: dict[str, str] = {}
@@ -217,13 +212,6 @@ def _directories(given: list[str] | None) -> dict[str, str]:
             raise ValueError(f"two directories for {name or 'all benchmarks'}: {out[name]} and {directory}")
         out[name] = directory
     return out
-
-
-def _budgets(text: str) -> list[int]:
-    names = _names(text)
-    if not names or not all(name.isascii() and name.isdigit() and int(name) > 0 for name in names):
-        raise ValueError(f"--frames {text}: numbers above 0, separated by commas")
-    return list(dict.fromkeys(map(int, names)))
 
 
 def _shard(text: str) -> Shard:
@@ -248,16 +236,6 @@ def _with_prompts(mode: Mode, changes: list[str]) -> Mode:
     return mode
 
 
-def _judge(url: str | None, name: str | None) -> Judge | None:
-    if (url is None) != (name is None):
-        raise typer.BadParameter("--judge and --judge-model belong together")
-    if url is None or name is None:
-        return None
-    from paravt.judge import Judge
-
-    return Judge(url, name)
-
-
 def _show(summaries: list[Summary], as_json: bool) -> None:
     from paravt.bench.tables import blocks_table, run_names
 
@@ -268,7 +246,6 @@ def _show(summaries: list[Summary], as_json: bool) -> None:
 
 
 def _print(table: Table) -> None:
-
     shown = RichTable(box=None, pad_edge=False)
     for head in table.heads:
         shown.add_column(Text(printable(head)), overflow="fold")

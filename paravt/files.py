@@ -18,14 +18,15 @@ def naming(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file that is there whole or not at all, also with several writers. Raises OSError."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file that is there whole or not at all, also with several writers; a link is replaced, not followed.
+    Raises OSError."""
     with naming(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
         partial = Path(name)
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
+            with os.fdopen(handle, "wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())
             partial.chmod(0o644)

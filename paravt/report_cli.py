@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import util
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from paravt.errors import RecipeError
+from paravt.options import need_serve
 from paravt.terminal import say
 
 Runs = Annotated[
@@ -56,8 +55,7 @@ def view(
     videos: Videos = None,
 ) -> None:
     """Serve the same pages, live while a run goes on. Needs the extra `serve`."""
-    if missing := [name for name in ("fastapi", "uvicorn") if util.find_spec(name) is None]:
-        raise RecipeError(f"{', '.join(missing)}: not installed; pip install 'paravt[serve]'")
+    need_serve("fastapi", "uvicorn")
     from paravt.serve.view import view_runs
 
     view_runs(runs, videos or (), host, port)

@@ -6,13 +6,14 @@ import re
 import signal
 import tempfile
 from contextlib import ExitStack, suppress
-from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paravt.errors import DataError, ModelError
+from paravt.errors import DataError
+from paravt.model_names import check_name
+from paravt.options import check_model, check_served, need_serve
 from paravt.terminal import say
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def serve(
     dtype: _Dtype = "auto",
 ) -> None:
     """A page to ask questions on, and the API behind it."""
-    _need("fastapi", "uvicorn", "python_multipart")
+    need_serve("fastapi", "uvicorn", "python_multipart")
     _check(model, server, served_model)
     longest = _seconds(max_seconds)
     from paravt.serve.api import create_app
@@ -107,15 +108,16 @@ def serve_mcp(
 
     `list_videos` and `ask_video` know the videos below the root, by their names there, and nothing else.
     """
-    _need("mcp")
+    need_serve("mcp")
     _check(model, server, served_model)
     from paravt.serve.mcp_server import build_server
     from paravt.serve.videos import open_root
 
     root = open_root(root)
     engine, config = _open(model, server, served_model, device, dtype, max_turns, max_tokens)
-    with suppress(KeyboardInterrupt):
-        build_server(engine, root, config=config, concurrency=concurrency or (8 if server else 1)).run("stdio")
+    # The thread that waits for the client's next line cannot be interrupted: without this Ctrl-C would wait for it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    build_server(engine, root, config=config, concurrency=concurrency or (8 if server else 1)).run("stdio")
 
 
 def _open(
@@ -141,17 +143,10 @@ def _open(
 
 
 def _check(model: str | None, server: str | None, served_model: str | None) -> None:
-    if server is not None and model is not None:
-        raise typer.BadParameter("give --model or --server, not both")
-    if served_model is not None and server is None:
-        raise typer.BadParameter("--served-model needs --server")
-
-
-def _need(*modules: str) -> None:
-    """Raises ModelError unless the extra is installed."""
-    missing = [name for name in modules if util.find_spec(name) is None]
-    if missing:
-        raise ModelError(f"{', '.join(missing)}: not installed; pip install 'paravt[serve]'")
+    check_model(model, server)
+    check_served(served_model, server)
+    if model is not None:  # before anything is imported, made or bound
+        check_name(model)
 
 
 def _seconds(text: str) -> float:

@@ -26,7 +26,7 @@ from paravt.types import Frame, Trace
 
 
 @dataclass(frozen=True)
-class Batch:
+class PaddedBatch:
     """Right-padded rows. `targets` is True where the token was sampled, so that its prediction is trained."""
 
     ids_BT: Tensor
@@ -36,7 +36,7 @@ class Batch:
     """Of all rows, in the order of their placeholders."""
 
 
-def collate(model: QwenVL, traces: Sequence[Trace]) -> Batch:
+def collate(model: QwenVL, traces: Sequence[Trace]) -> PaddedBatch:
     longest = max(len(trace.ids) for trace in traces)
     shape = (len(traces), longest)
     ids_BT = torch.full(shape, model.chat.end_id)
@@ -49,10 +49,10 @@ def collate(model: QwenVL, traces: Sequence[Trace]) -> Batch:
         positions_3BT[:, row, :length] = torch.from_numpy(model.positions(trace.ids, trace.images)[0])
     to = model.device
     frames = tuple(frame for trace in traces for frame in trace.images)
-    return Batch(ids_BT.to(to), targets_BT.to(to), positions_3BT.to(to), frames)
+    return PaddedBatch(ids_BT.to(to), targets_BT.to(to), positions_3BT.to(to), frames)
 
 
-def sft_loss(model: QwenVL, batch: Batch) -> tuple[Tensor, Tensor]:
+def sft_loss(model: QwenVL, batch: PaddedBatch) -> tuple[Tensor, Tensor]:
     """`(mean cross-entropy over target tokens, whether each was the most likely token)`.
 
     The vocabulary head runs at the positions that predict a target and nowhere else.

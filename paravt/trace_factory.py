@@ -205,7 +205,11 @@ class _Factory:
         told = await self.with_reports(episode, engine, config, cost)
         if late := [crop for crop in told if crop.status in ("failed", "timed_out")]:
             return ended("failed", str(late[0].error))
-        return self.good(sample, episode, told, grade, engine.chat.clean, ended)
+        made = self.rows(sample, episode, told, grade, engine.chat.clean)
+        if made is None:
+            return ended("not_strict", "not strict any more once its calls were merged")
+        key, row, reports = made
+        return ended("good", "", key=key, row=row, reports=reports)
 
     async def grade(self, sample: Sample, episode: Episode) -> Score:
         if self.judge is not None and sample.type == "open":
@@ -237,15 +241,11 @@ class _Factory:
         cost.add([crop.trace for crop in told if crop.trace is not None], time.monotonic() - started)
         return tuple(told)
 
-    def good(
-        self,
-        sample: Sample,
-        episode: Episode,
-        crops: Sequence[Crop],
-        grade: Score,
-        clean: Callable[[str], str],
-        ended: Callable[..., Attempt],
-    ) -> Attempt:
+    def rows(
+        self, sample: Sample, episode: Episode, crops: Sequence[Crop], grade: Score, clean: Callable[[str], str]
+    ) -> tuple[str, dict[str, Any], tuple[dict[str, Any], ...]] | None:
+        """What a good attempt becomes: its key, the row of the main agent, those of its sub-agents. None if a turn of
+        merged calls is not strict."""
         played = self.config.episode
         steps = _steps(episode, crops)
         merged = merge_steps(steps, " ".join((sample.question, *sample.options)))
@@ -253,7 +253,7 @@ class _Factory:
         turns = [turn.text for turn in episode.turns]
         said = turns if as_played else [*map(render_step, merged), turns[-1]]
         if len(said) != len(merged) + 1 or not all(parse_turn(text).strict for text in said):
-            return ended("not_strict", "not strict any more once its calls were merged")
+            return None
         source = {
             "sample": sample.id,
             "teacher": self.teacher.identity,
@@ -278,8 +278,7 @@ class _Factory:
             for crop in crops
             if crop.window is not None and crop.trace is not None and crop.trace.stop_reason == "stop"
         ]
-        key = trace_key(sample, merged, episode.answer or "")
-        return ended("good", "", key=key, row=row, reports=tuple(reports))
+        return trace_key(sample, merged, episode.answer or ""), row, tuple(reports)
 
 
 def _steps(episode: Episode, crops: Sequence[Crop]) -> list[Step]:

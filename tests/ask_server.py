@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,12 +80,13 @@ class Asking:
             engine, library, access or listening.access, config=config or EpisodeConfig(crop_max_frames=2), **options
         )
         self._server = AskServer(self.app)
-        self._thread = threading.Thread(target=self._server.run, args=([listening.socket],), daemon=True)
+        self.thread = threading.Thread(target=self._server.run, args=([listening.socket],), daemon=True)
 
     def __enter__(self) -> Asking:
-        self._thread.start()
+        self.thread.start()
         while not self._server.started:
-            assert self._thread.is_alive()
+            assert self.thread.is_alive()
+            time.sleep(0.01)
         self.client = httpx2.Client(base_url=self.url, timeout=60)
         return self
 
@@ -94,8 +96,8 @@ class Asking:
 
     def stop(self) -> None:
         self._server.should_exit = True
-        self._thread.join(timeout=60)
-        assert not self._thread.is_alive()
+        self.thread.join(timeout=60)
+        assert not self.thread.is_alive()
 
     def upload(self, path: Path, name: str = "clip.mp4") -> httpx2.Response:
         with path.open("rb") as file:

@@ -21,14 +21,14 @@ from rows import agent_row, answered, good_rows, image, text, turn, video, write
 from paravt.cli import main
 from paravt.data import tables
 from paravt.data.check import check_files
-from paravt.data.copies import raw_rows, whole_file
+from paravt.data.copies import whole_file
 from paravt.data.journal import Journal
 from paravt.data.json_text import DEEPEST, parse
 from paravt.data.materialize import materialize
 from paravt.data.skips import RowError
 from paravt.data.split import split_files
 from paravt.data.stats import file_stats
-from paravt.data.tables import open_groups, read_group
+from paravt.data.tables import open_groups, raw_rows, read_group
 from paravt.data.traces import RowConfig, TraceBuilder
 from paravt.errors import DataError, RecipeError
 from paravt.metrics import MetricsFile

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from rows import write_lines
 
+from paravt.cli import main
 from paravt.config import RLRecipe
 from paravt.data.difficulty import fingerprint, pass_rates, read_difficulty, sift
 from paravt.errors import DataError
@@ -81,3 +82,11 @@ def test_a_bad_line_is_named_and_a_cut_off_one_is_not_read(tmp_path: Path, bad: 
         read_difficulty(path)
     path.write_text(path.read_text()[:-1])
     assert len(read_difficulty(path)) == 1
+
+
+@pytest.mark.parametrize("frames", ["", "4,x", "0", "4,4", "4,,8", "²"])
+def test_budgets_that_are_none_are_one_line(frames: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["data", "difficulty", "none.jsonl", "--frames", frames])
+    assert ended.value.code == 2
+    assert "numbers from 1 to 65536, separated by commas" in " ".join(capsys.readouterr().err.split())

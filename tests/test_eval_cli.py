@@ -112,7 +112,7 @@ def test_too_many_failed_rows_are_said_and_exit_with_1(
         ((), 2, "--bench LIST or --data FILE"),
         (("--bench", "nope"), 6, "nope: no such benchmark; there are videomme,"),
         (("--bench", "lab", "--mode", "nope"), 2, "nope: no such mode; there are agentic,"),
-        (("--bench", "lab", "--frames", "4,x"), 2, "numbers above 0"),
+        (("--bench", "lab", "--frames", "4,x"), 2, "numbers from 1"),
         (("--bench", "lab", "--shard", "5/4"), 2, "shard 5/4: the first is 1/4"),
         (("--bench", "lab,mlvu"), 6, "its videos are no files; evaluate it alone"),
         (("--bench", "lab", "--judge", "http://localhost"), 2, "belong together"),

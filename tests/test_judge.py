@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from app_server import AppServer
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from chat_server import Server
 
 from paravt.errors import RecipeError
 from paravt.judge import Judge, JudgeCost, read_grade
@@ -19,42 +15,11 @@ from paravt.types import Sample, Score
 SAMPLE = Sample("s", "v", "What is on the table?", (), "a red cup", "open")
 
 
-class Server(AppServer):
-    """A chat server that answers with what it is told to: a text or a status code."""
-
-    def __init__(self) -> None:
-        self.requests: list[dict[str, Any]] = []
-        self.answers: list[str | int | None] = []
-        self.delay = 0.0
-        self.running = self.most = 0
-        app = FastAPI()
-
-        @app.post("/v1/chat/completions")
-        async def complete(request: Request) -> Any:
-            self.requests.append(await request.json())
-            self.running += 1
-            self.most = max(self.most, self.running)
-            await asyncio.sleep(self.delay)
-            self.running -= 1
-            answer = self.answers.pop(0) if self.answers else "A"
-            if isinstance(answer, int):
-                return JSONResponse({"error": {"message": f"told to fail with {answer}"}}, status_code=answer)
-            message = {"role": "assistant", "content": answer}
-            return {
-                "id": "x", "object": "chat.completion", "created": 0, "model": "m",
-                "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
-                "usage": {"prompt_tokens": 100, "completion_tokens": 2, "total_tokens": 102},
-            }  # fmt: skip
-
-        super().__init__(app)
-
-
 @pytest.fixture
-def server() -> Iterator[Server]:
-    running = Server()
-    running.start()
-    yield running
-    running.stop()
+def server(server: Server) -> Server:
+    """It says A unless it is told something else."""
+    server.default = lambda body: "A"
+    return server
 
 
 @pytest.mark.parametrize(
@@ -94,7 +59,7 @@ async def test_grades_and_costs(server: Server) -> None:
     right, wrong = await judge.score(SAMPLE, "the cup is red"), await judge.score(SAMPLE, "a dog")
     await judge.close()
     assert (right.value, wrong.value, right.answer) == (1.0, 0.0, "the cup is red")
-    assert judge.cost == JudgeCost(requests=2, prompt_tokens=200, completion_tokens=4)
+    assert judge.cost == JudgeCost(requests=2, prompt_tokens=200, completion_tokens=14)
     assert server.requests[0]["model"] == "m"
 
 
@@ -121,7 +86,7 @@ async def test_transient_failures_are_retried_and_counted(server: Server) -> Non
     judge = Judge(server.url, "m", max_retries=1)
     server.answers = [503, "A"]
     assert (await judge.score(SAMPLE, "x")).value == 1.0
-    assert judge.cost == JudgeCost(requests=2, prompt_tokens=100, completion_tokens=2)
+    assert judge.cost == JudgeCost(requests=2, prompt_tokens=100, completion_tokens=7)
 
 
 async def test_lasting_failures_leave_the_answer_unscored(server: Server) -> None:
@@ -146,7 +111,7 @@ async def test_concurrency_is_bounded(server: Server) -> None:
     judge = Judge(server.url, "m", max_concurrency=2)
     scores = await asyncio.gather(*(judge.score(SAMPLE, str(n)) for n in range(6)))
     assert [score.value for score in scores] == [1.0] * 6
-    assert server.most == 2
+    assert server.most_running == 2
 
 
 async def test_an_answer_is_data(server: Server) -> None:

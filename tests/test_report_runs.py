@@ -197,9 +197,7 @@ def test_evaluations_have_tables_rows_and_what_flipped(evaluated: tuple[Path, Pa
         for row in table["rows"]:
             assert set(row.get("link", ())) <= set(values)
     gained = next(table for table in two["tables"] if table["title"] == "Gained against one")
-    assert [row["link"] for row in gained["rows"]] == [["own/s1"]] or [
-        row["link"][0][-2:] for row in gained["rows"]
-    ] == ["s1"]
+    assert [row["link"] for row in gained["rows"]] == [["mine/s1"]]
     outcomes = next(table for table in two["tables"] if table["title"] == "What became of the questions")
     assert {row["cells"][1]: row["cells"][2] for row in outcomes["rows"]} == {"right": 4, "wrong": 1, "failed": 1}
     assert all(len(row["link"]) == row["cells"][2] for row in outcomes["rows"])
@@ -279,6 +277,30 @@ def test_every_stage_of_a_suite_is_a_run(tmp_path: Path) -> None:
     assert len(read(out)[1]["runs"]) == 1
     with pytest.raises(DataError, match="no such file"):
         Library([out / "nothing"])
+
+
+def test_a_suite_whose_summary_is_damaged_keeps_its_other_tables(tmp_path: Path) -> None:
+    (tmp_path / "stages").mkdir()
+    labels = {"x" * 5000: "full, seed 0", "a\0b": "sft", "..": "up", "none": 3}
+    (tmp_path / "plan.json").write_text(json.dumps({"labels": labels}))
+    means = {"kappa": {"mean": 1.5}, "kappa/K²": {"mean": 1}, "kappa/K4": {"mean": 2}}
+    rows = {"a": 5, "b": {"section": "x", "means": means}, "c": {"section": 7, "means": []}}
+    (tmp_path / "summary.json").write_text(json.dumps({"rows": rows, "claims": [1], "targets": "none"}))
+    _, report, notes = read(tmp_path)
+    (run,) = report["runs"]
+    assert notes == []
+    assert [table["title"] for table in run["tables"]] == ["x: evaluated", "x: by K"]
+    assert run["tables"][1]["columns"][-1] == "kappa, K = 4"
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, "a\0b", "", 7, "/"])
+def test_a_recipe_with_a_path_that_none_can_be(tmp_path: Path, path: object) -> None:
+    run = write_run(tmp_path / "run", steps=1, groups=1, size=1)
+    recipe = json.loads((run / "recipe.json").read_text())
+    (run / "recipe.json").write_text(json.dumps({**recipe, "data": {"kind": "jsonl", "path": path}}))
+    library, report, _ = read(run)
+    assert len(report["runs"][0]["episodes"]) == 1
+    assert all(place.source.roots == () for _, place in library.places())
 
 
 def test_a_question_of_an_evaluation_is_found_under_its_name(evaluated: tuple[Path, Path]) -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import logging
 import re
+import socket
+import struct
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,10 +23,22 @@ from paravt.ask import LAB_MAX_TOKENS, open_engine
 from paravt.lab.demo import question_of_two_scenes
 from paravt.lab.world import write_video
 from paravt.models import QwenVL
-from paravt.serve.messages import AskState
+from paravt.serve.asks import Ask
+from paravt.serve.messages import AskState, AskSummary, ask_summary
 from paravt.serve.videos import Library
 
 VIDEOS = CASES / "video"
+
+
+class Heard(logging.Handler):
+    """What a server would write on its terminal."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
 
 
 @pytest.fixture
@@ -173,11 +189,70 @@ def test_who_hangs_up_while_waiting_cancels(asking: Asking, engine: Choosing, lo
         ({"dispatch": "both"}, "dispatch: Input should be 'parallel', 'sequential' or 'none'"),
         ({"options": ["x"] * 27}, "options: List should have at most 26 items after validation, not 27"),
         ({"qestion": "x"}, "qestion: Extra inputs are not permitted"),
+        ({"x" * 9999 + "\n": 1}, "x" * 60 + ": Extra inputs are not permitted"),
+        ({"a\n\0": 1}, "a\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}: Extra inputs are not permitted"),
+        (
+            {str(n): 1 for n in range(9999)},
+            "; ".join(f"{n}: Extra inputs are not permitted" for n in range(5)),
+        ),
     ],
 )
 def test_a_wrong_request_is_one_line(asking: Asking, change: dict[str, Any], detail: str) -> None:
     answer = asking.client.post("/v1/ask", json={"video": "v", "question": "What?", **change})
     assert (answer.status_code, answer.json()) == (422, {"detail": detail})
+
+
+def test_a_request_that_would_fill_the_memory_is_refused(asking: Asking) -> None:
+    def endless() -> Iterator[bytes]:  # nobody says beforehand how much this will be
+        for _ in range(100):
+            yield b"[" * (1 << 20)
+
+    for content in (b" " * (5 << 20), endless()):
+        answer = asking.client.post("/v1/ask", content=content, headers={"Content-Type": "application/json"})
+        assert (answer.status_code, answer.json()) == (
+            413, {"detail": "the request is too large; at most 4 MB are taken"}
+        )  # fmt: skip
+
+
+def test_who_leaves_a_stream_is_no_error(asking: Asking, long: str) -> None:
+    log, heard = logging.getLogger("uvicorn.error"), Heard()
+    log.addHandler(heard)
+    host = asking.url.removeprefix("http://")
+    request = f"GET /v1/ask/{asking.ask(long, 'hang on')}/events HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
+    address, _, port = host.rpartition(":")
+    for _ in range(60):
+        with socket.create_connection((address, int(port)), timeout=60) as client:
+            client.sendall(request)
+            client.recv(1)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # as a killed client does
+    assert asking.client.get("/healthz").json()["running"] == 1
+    asking.stop()
+    log.removeHandler(heard)
+    assert heard.lines == []
+
+
+async def test_a_quiet_stream_is_kept_alive() -> None:
+    ask: Ask[str] = Ask("?")
+    stream = ask.follow(quiet=0.01)
+    assert await anext(stream) is None
+    ask.emit("started")
+    assert (entry := await anext(stream)) is not None
+    assert entry.name == "started"
+    assert await anext(stream) is None
+
+
+def test_states_are_read_where_they_change(asking: Asking, long: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere a state could be told with the events of the state before."""
+    threads: set[str] = set()
+
+    def summary(ask: Ask[Any]) -> AskSummary:
+        threads.add(threading.current_thread().name)
+        return ask_summary(ask)
+
+    monkeypatch.setattr("paravt.serve.api.ask_summary", summary)
+    asking.state(asking.ask(long, "hang on"))
+    asking.client.get("/v1/asks")
+    assert threads == {asking.thread.name}
 
 
 def test_unknown_ids(asking: Asking) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -62,6 +63,39 @@ def test_what_cannot_be_served(arguments: list[str], code: int, message: str) ->
     assert message in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("command", [["serve"], ["mcp", "--root", "."]])
+def test_a_model_that_cannot_be_is_told_before_anything_is_loaded(command: list[str]) -> None:
+    """Loading takes minutes where the machine is busy."""
+    code = "import sys\nfrom paravt.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+    arguments = [sys.executable, "-c", code, *command, "--model", "./no/such"]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout) == (4, "False\n")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_mcp_server_ends_at_ctrl_c_though_its_client_is_there(tmp_path: Path) -> None:
+    code = "from paravt.cli import main; main()"
+    command = [sys.executable, "-c", code, "mcp", "--root", str(tmp_path), "--server", "http://127.0.0.1:9"]
+    client = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    hello = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": client}
+    serving = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert serving.stdin is not None
+    assert serving.stdout is not None
+    try:
+        serving.stdin.write(json.dumps(hello) + "\n")
+        serving.stdin.flush()
+        assert json.loads(serving.stdout.readline())["id"] == 0
+        serving.send_signal(signal.SIGINT)
+        assert serving.wait(timeout=60) == -signal.SIGINT
+        assert serving.stderr is not None
+        assert serving.stderr.read() == ""
+    finally:
+        serving.kill()
+        serving.wait(timeout=60)
 
 
 def test_a_port_that_is_taken() -> None:

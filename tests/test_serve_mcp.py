@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import AsyncIterator
@@ -32,6 +33,8 @@ def root(tmp_path: Path) -> Path:
     shutil.copy(CASES / "video" / "base.mp4", tmp_path / "secret.mp4")
     (directory / "out.mp4").symlink_to(tmp_path / "secret.mp4")
     (directory / "no.mp4").write_text("no video")
+    for name in (b".long.mp4", b"long.html", b"\xff.mp4"):  # that list_videos does not name
+        shutil.copy(LONG, os.fsencode(directory / "talks") + b"/" + name)
     return directory
 
 
@@ -91,6 +94,9 @@ async def test_errors_are_one_line_and_nothing_outside_is_opened(tiny: QwenVL, r
             "talks/../../secret.mp4",
             "out.mp4",
             "talks",
+            "talks/.long.mp4",
+            "talks/long.html",
+            "talks/\udcff.mp4",
             "",
             "a\0b",
             "x\n" * 999,
@@ -105,6 +111,8 @@ async def test_errors_are_one_line_and_nothing_outside_is_opened(tiny: QwenVL, r
             ({"video": "no.mp4", "question": "?"}, "no.mp4: not a readable video"),
             ({"video": "talks/long.mp4", "question": " "}, "the question is empty"),
             ({"video": "talks/long.mp4", "question": "?", "options": ["x"] * 27}, "27 options; at most 26"),
+            ({"video": "talks/long.mp4", "question": "\ud800"}, "characters that are no text, or more than 8000"),
+            ({"video": "talks/long.mp4", "question": "x" * 8001}, "characters that are no text, or more than 8000"),
             ({"video": "talks/long.mp4", "question": "?", "frames": 0}, "frames: 0 is not between 1 and 1024"),
             ({"video": "talks/long.mp4", "question": "a broken engine"}, "told to fail"),
         ):

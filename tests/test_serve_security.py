@@ -81,7 +81,16 @@ def test_another_page_can_neither_send_nor_embed_anything(local: int) -> None:
     own = f"http://127.0.0.1:{local}"
     assert ask(local, method="POST", origin=own, sec_fetch_site="same-origin").status == 200
     assert ask(local, method="POST").status == 200  # curl
-    for origin in ("http://evil.example", "null", f"http://127.0.0.1:{local + 1}", "http://localhost"):
+    for origin in (
+        "http://evil.example",
+        "null",
+        "",
+        "http://[",
+        "[",
+        own.removeprefix("http://"),
+        f"http://127.0.0.1:{local + 1}",
+        "http://localhost",
+    ):
         assert ask(local, method="POST", origin=origin).status == 403, origin
         assert ask(local, origin=origin).status == 403, origin
     for site in ("cross-site", "same-site"):

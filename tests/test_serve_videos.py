@@ -11,6 +11,7 @@ import httpx2
 import pytest
 from ask_server import Asking, Choosing
 from conftest import CASES, LONG
+from disk import full_disk
 
 from paravt.errors import DataError
 from paravt.models import QwenVL
@@ -94,6 +95,49 @@ def test_too_large_is_refused_however_it_is_sent(asking: Asking, uploads: Path) 
     assert list(uploads.iterdir()) == []
 
 
+def test_what_is_no_file_has_a_limit_too(asking: Asking, uploads: Path) -> None:
+    def field() -> Iterator[bytes]:
+        yield b'--x\r\nContent-Disposition: form-data; name="other"\r\n\r\n'
+        for _ in range(200):
+            yield b"\0" * 10_000
+
+    answer = asking.client.post(
+        "/v1/videos", content=field(), headers={"Content-Type": "multipart/form-data; boundary=x"}
+    )
+    assert answer.status_code == 413
+    assert list(uploads.iterdir()) == []
+
+
+def test_a_disk_that_fills_up(asking: Asking, uploads: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with full_disk(20_000):  # the write fails
+        answer = asking.upload(Path(LONG))
+    assert (answer.status_code, answer.json()) == (507, {"detail": "the upload cannot be stored: File too large"})
+    assert list(uploads.iterdir()) == []
+
+    left = iter([1 << 40])  # at first; others write, too
+
+    class Disk:
+        @property
+        def free(self) -> int:
+            return next(left, 0)
+
+    monkeypatch.setattr("paravt.serve.uploads.shutil.disk_usage", lambda path: Disk())
+    answer = asking.upload(Path(LONG))
+    assert (answer.status_code, answer.json()) == (507, {"detail": "no room for uploads on the server's disk"})
+    assert list(uploads.iterdir()) == []
+
+
+def test_uploads_that_somebody_cleaned_up(asking: Asking, uploads: Path) -> None:
+    video = asking.upload(BASE).json()
+    shutil.rmtree(uploads)
+    assert asking.client.get("/v1/videos").json() == []
+    assert asking.client.get(video["url"]).status_code == 404
+    answer = asking.upload(BASE)
+    assert (answer.status_code, answer.json()) == (
+        507, {"detail": "the upload cannot be stored: No such file or directory"}
+    )  # fmt: skip
+
+
 def test_forms_that_are_none(asking: Asking, uploads: Path) -> None:
     client, clip = asking.client, BASE.read_bytes()
     broken = {"Content-Type": "multipart/form-data; boundary=x"}
@@ -158,6 +202,7 @@ def test_uploads_of_before_are_there_again(tiny: QwenVL, uploads: Path) -> None:
         ("Vorführung 映画.webm", "Vorführung 映画.webm"),
         ("x" * 500 + ".mp4", "x" * 60 + ".mp4"),
         ("\u202egpm.exe", "_gpm.exe"),
+        ("\N{CAT FACE}" * 99 + "." + "\N{CAT FACE}" * 99, "\N{CAT FACE}" * 50 + "." + "\N{CAT FACE}" * 9),
         ("a\ud800.mp4", "a_.mp4"),
     ],
 )

@@ -148,6 +148,32 @@ async def test_a_video_is_sent_in_parts_and_only_while_it_may_be(tiny: QwenVL, t
     view.close()
 
 
+async def test_a_file_that_is_no_video_is_not_sent(tiny: QwenVL, tmp_path: Path) -> None:
+    """Whatever a run calls its video, and however it calls it."""
+    made = await played(tiny, write_video(tmp_path / "videos" / "v.mp4"))
+    for number, name in enumerate(("secret.txt", "secret.mp4")):
+        (tmp_path / "videos" / name).write_text("a secret")
+        sample = replace(made.sample, id=name, video=str(tmp_path / "videos" / name))
+        save_episode(replace(made, sample=sample), tmp_path / "videos" / f"{number}.json")
+    view = View([tmp_path / "videos"], [])
+    with serving(listen(), create_app(view)) as port:
+        rows = get(port, "/data/report.json")["runs"][0]["episodes"]
+        shown = [get(port, f"/data/chunks/{row['chunk']}.json")[row["id"]] for row in rows]
+    assert [one["video_url"] for one in shown] == [None, None]
+    view.close()
+
+
+def test_a_run_that_is_gone_is_one_line(run: Path, port: int, clock: Clock) -> None:
+    get(port, "/data/report.json")
+    moved = run.rename(run.parent / "moved")
+    clock.now += 1000
+    answer = ask(port, "/data/report.json")
+    assert answer.status == 503
+    assert json.loads(answer.read()) == {"detail": f"{run}: there is no such file or directory"}
+    moved.rename(run)
+    assert len(get(port, "/data/report.json")["runs"]) == 1
+
+
 def test_what_cannot_be_shown_is_said_before_anything_is_served(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no such file"):
         View([tmp_path / "nothing"], [])

@@ -25,7 +25,8 @@ import yaml
 from rows import answered, good_rows, text, turn, video, write_lines, write_media
 from test_models import build
 from test_rl_ranks import ENVIRONMENT, children
-from test_sft_rows import QUIET, metrics, recipe, stage, weights
+from test_sft import weights
+from test_sft_rows import QUIET, metrics, recipe, stage
 
 from paravt.ask import shipped_model
 from paravt.checkpoint import save_checkpoint

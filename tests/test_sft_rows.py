@@ -22,6 +22,7 @@ import yaml
 from rich.console import Console
 from rows import answered, good_rows, text, turn, video, write_lines, write_media, write_parquet
 from test_models import FAMILIES, build
+from test_sft import weights
 from torch.nn.functional import cross_entropy
 
 from paravt.ask import shipped_model
@@ -79,10 +80,6 @@ def train(tree: dict[str, Any], out: Path) -> list[dict[str, Any]]:
 
 def metrics(out: Path, name: str = "rows") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / f"{name}.jsonl").read_text().splitlines()]
-
-
-def weights(directory: Path) -> dict[str, torch.Tensor]:
-    return dict(load_model(directory).module.state_dict())
 
 
 # ---------------------------------------------------------------------- the update

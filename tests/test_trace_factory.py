@@ -222,13 +222,10 @@ def test_a_stopped_run_goes_on(chat: TokenChat, tmp_path: Path) -> None:
 
 def test_a_sloppy_teacher_is_filtered(chat: TokenChat, tmp_path: Path) -> None:
     samples = read_samples(write_corpus(tmp_path, 2, 2))
-    summary = {}
-    try:
-        summary, rows = made(tmp_path / "run", samples, LabTeacher(chat, "plain"), attempts=3)
-    except DataError as error:
-        pytest.fail(str(error))
+    summary, rows = made(tmp_path / "run", samples, LabTeacher(chat, "sloppy"), attempts=8)
+    assert summary["outcomes"]["not_strict"] > 0
+    assert rows
     assert all(parse_turn(t["content"]).strict for row in rows for t in row["messages"] if t["role"] == "assistant")
-    assert summary["attempts"] >= summary["traces"]
     with pytest.raises(DataError, match="no question of `paravt lab questions`"):
         made(tmp_path / "other", [Sample("a", samples[0].video, "q", answer="x")], LabTeacher(chat))
 

@@ -21,7 +21,7 @@ _PARTS = ("image_url", "video_url", "image", "video")
 _LISTS = ("videos", "images")
 _ELSEWHERE = ("tool_calls", "tools", "arguments", "text")
 """What models write and read: a `video` there is no file of the row."""
-_NO_FILE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:")
+_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def map_addresses(row: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
@@ -74,9 +74,14 @@ def bare(address: str) -> str:
     return address
 
 
+def is_remote(address: str) -> bool:
+    """On the network. A colon alone does not say so: files have such names, too."""
+    return _REMOTE.match(bare(address)) is not None
+
+
 def is_file(address: str) -> bool:
     """False for what is in the row itself (`data:`) and for what is on the network."""
-    return not _NO_FILE.match(bare(address))
+    return not address.startswith("data:") and not is_remote(address)
 
 
 def identity(address: str, base: str | os.PathLike[str] | None) -> str:

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from paravt.chat import TokenChat
-from paravt.data.copies import raw_rows
 from paravt.data.inspect import Inspected, Inspector
 from paravt.data.json_text import parse
 from paravt.data.probing import VideoProbe
 from paravt.data.skips import RowError
-from paravt.data.tables import find_files
+from paravt.data.tables import find_files, raw_rows
 from paravt.data.traces import RowConfig
 from paravt.errors import DataError
 
@@ -132,9 +131,9 @@ def _check(
         if not isinstance(row, RowError):
             looked.faults += twice.seen(looked.id, row, f"{path}: row {number}")
         if looked.skip is None:
-            done.turns, done.images, done.videos = (
-                done.turns + looked.turns, done.images + looked.images, done.videos + looked.videos
-            )  # fmt: skip
+            done.turns += looked.turns
+            done.images += looked.images
+            done.videos += looked.videos
         done.good += looked.skip is None and not looked.faults
         for counts, examples, (kind, message) in _named(looked, done):
             counts[kind] += 1
@@ -214,7 +213,7 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
-def check_raises(checks: Sequence[FileCheck]) -> None:
+def require_usable(checks: Sequence[FileCheck]) -> None:
     """Raises DataError for a file without a row that can be used."""
     for check in checks:
         if not check.usable:

@@ -22,9 +22,8 @@ from paravt.prompts import fill
 from paravt.protocol import PARAVT, Scene
 from paravt.rewards import answer_tokens
 from paravt.tools import CROP_VIDEO
-from paravt.types import Crop, Frame, Message, Sample, TextPart, ToolCall, Window
+from paravt.types import Crop, Frame, Sample, TextPart, ToolCall, Window
 
-Row = dict[str, Any]
 _NO_PIXELS = np.zeros((0, 0, 3), np.uint8)
 _MANY_CALLS = 4
 """Rows with as many or more are one cell of the balance."""
@@ -37,7 +36,7 @@ def trace_row(
     steps: Sequence[Step],
     said: Sequence[str],
     clean: Callable[[str], str],
-) -> Row:
+) -> dict[str, Any]:
     """`messages` and `tools` of a main trace. `overview` are the times of its frames (seconds); `said` are the turns,
     one for each step and the one that answers; `clean` takes control tokens out of what the sample says."""
     frames = tuple(Frame(time, _NO_PIXELS, str(time)) for time in overview)
@@ -50,12 +49,16 @@ def trace_row(
     for number, step in enumerate(steps):
         messages.append(_turn("assistant", said[number]))
         crops = [_crop(number, index, look.window, look.report) for index, look in enumerate(step.looks)]
-        messages += [_reply(message) for message in PARAVT.reply(scene, crops, [()] * len(crops), 1.0)]
+        messages += [
+            _turn(message.role, message.text) for message in PARAVT.reply(scene, crops, [()] * len(crops), 1.0)
+        ]
     messages.append(_turn("assistant", said[-1]))
     return {"messages": messages, "tools": [CROP_VIDEO.schema]}
 
 
-def report_row(sample: Sample, config: EpisodeConfig, window: Window, said: str, clean: Callable[[str], str]) -> Row:
+def report_row(
+    sample: Sample, config: EpisodeConfig, window: Window, said: str, clean: Callable[[str], str]
+) -> dict[str, Any]:
     """`messages` of a sub-agent's trace."""
     video = {"type": "video_url", "video_url": {"url": _url(sample.video)}, "video_start": window.start_time,
              "video_end": window.end_time, "fps": config.crop_fps, "max_frames": config.crop_max_frames}  # fmt: skip
@@ -68,16 +71,12 @@ def _url(video: str) -> str:
     return video if "://" in video else f"file://{os.path.abspath(video)}"
 
 
-def _text(text: str) -> Row:
+def _text(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def _turn(role: str, text: str) -> Row:
+def _turn(role: str, text: str) -> dict[str, Any]:
     return {"role": role, "content": text}
-
-
-def _reply(message: Message) -> Row:
-    return _turn(message.role, "".join(part.text for part in message.content if isinstance(part, TextPart)))
 
 
 def _crop(turn: int, index: int, window: Window, report: str) -> Crop:

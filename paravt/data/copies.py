@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from paravt.data.json_text import parse, write
-from paravt.data.skips import RowError
-from paravt.data.tables import column_names, find_files, open_groups, read_group, reading
+from paravt.data.tables import column_names, find_files, reading, relative_names
 from paravt.errors import DataError
 from paravt.files import naming
 
@@ -74,8 +73,10 @@ def copy_rows(source: Path, target: Path, columns: Sequence[str], change: Change
         return change(number, row)
 
     with whole_file(target) as partial:
-        write = _copy_parquet if source.suffix == ".parquet" else _copy_lines
-        count = write(source, partial, columns, counted)
+        if source.suffix == ".parquet":
+            count = _copy_parquet(source, partial, columns, counted)
+        else:
+            count = _copy_lines(source, partial, counted)
         if not read:
             raise DataError(f"{source}: no rows")
         if keep and target.exists() and not filecmp.cmp(partial, target, shallow=False):
@@ -128,7 +129,7 @@ def _changed(table: pa.Table, columns: Sequence[str], change: Change, first: int
     return [out]
 
 
-def _copy_lines(source: Path, target: Path, columns: Sequence[str], change: Change) -> int:
+def _copy_lines(source: Path, target: Path, change: Change) -> int:
     number = written = 0
     with target.open("wb") as out:
         for line in _lines(source):
@@ -153,17 +154,6 @@ def _lines(source: Path) -> Iterator[bytes]:
         yield from (line for line in file if line.strip())
 
 
-def raw_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
-    """All rows of a file with their numbers; what is none is given as the error that says why. Raises DataError."""
-    for group in open_groups(path):
-        rows = read_group(group, columns)
-        for index in range(len(rows)):
-            try:
-                yield group.first + index, rows[index]
-            except RowError as error:
-                yield group.first + index, error
-
-
 def paired_files(given: str, out: Path) -> list[tuple[Path, Path]]:
     """(file, its copy) for a file, a directory or a pattern. Of several files, the copies lie below `out` as these do
     below the directory that they have in common. Raises DataError if there is no file."""
@@ -183,9 +173,3 @@ def paired_files(given: str, out: Path) -> list[tuple[Path, Path]]:
             raise DataError(f"{out}: a copy has the layout of its original, {found[0].suffix}")
         return [(found[0], out)]
     return [(path, out / name) for path, name in zip(found, relative_names(found), strict=True)]
-
-
-def relative_names(paths: Sequence[Path]) -> list[str]:
-    """The names of files from the directory on that all of them have in common."""
-    common = os.path.commonpath([path.absolute().parent for path in paths])
-    return [path.absolute().relative_to(common).as_posix() for path in paths]

@@ -9,7 +9,7 @@ from typing import Any
 
 from paravt.answers import extract_window
 from paravt.chat import TokenChat
-from paravt.data.layouts import Layout, as_sample, layout_of, listed_options
+from paravt.data.layouts import Layout, as_sample, layout_of, listed_options, options_of
 from paravt.data.media import local_path, read_image
 from paravt.data.messages import Dialogue, ImageRef, RowTurn, VideoRef, parse_row
 from paravt.data.probing import VideoProbe
@@ -21,13 +21,11 @@ from paravt.protocol import PARAVT, Scene
 from paravt.rewards import gold_letter
 from paravt.tools import CROP_VIDEO, crop_window
 from paravt.turns import parse_turn
-from paravt.types import BadToolCall, Frame, Sample, TextPart
+from paravt.types import BadToolCall, Frame, Sample
 from paravt.video import VideoInfo, distinct, frame_size, overview_times
 
 SLACK = 1.0
 """Seconds by which a window may pass the end of its video: times are rounded, and durations are of containers."""
-_LETTERS = 8
-"""As many options a question can have whose options nobody lists."""
 
 
 @dataclass
@@ -109,8 +107,7 @@ class Inspector:
         sample = as_sample(row, path, number, self.config.root)
         done.videos = 1
         info = self._video(local_path(sample.video))
-        if problem := wrong_answer(sample, info.duration):
-            done.fault("answer" if sample.type != "temporal" or "past" not in problem else "window", problem)
+        done.faults += wrong_answer(sample, info.duration)
         if self.builder is not None:
             done.loaded = opening(sample, info, self.builder.chat, self.config, self.frames, self.probe)
 
@@ -151,7 +148,7 @@ def past_the_end(start: float, end: float, duration: float) -> str | None:
 def said_windows(turns: Sequence[RowTurn], duration: float | None) -> Iterator[str]:
     """What is wrong with windows of calls: they are none, or past the end of the row's one video."""
     for turn in turns:
-        for call in parse_turn(_text(turn)).calls if turn.role == "assistant" else ():
+        for call in parse_turn(turn.text).calls if turn.role == "assistant" else ():
             if isinstance(call, BadToolCall):
                 if CROP_VIDEO.name in call.raw:  # a row may have tools of its own
                     yield f"a call: {call.error}"
@@ -163,31 +160,28 @@ def said_windows(turns: Sequence[RowTurn], duration: float | None) -> Iterator[s
 
 def wrong_option(dialogue: Dialogue) -> str | None:
     """If the question lists options: is the last turn's answer one of them?"""
-    asked = "\n".join(_text(turn) for turn in dialogue.turns[: dialogue.first_answer] if turn.role == "user")
+    asked = "\n".join(turn.text for turn in dialogue.turns[: dialogue.first_answer] if turn.role == "user")
     options = listed_options(asked)
     last = next(turn for turn in reversed(dialogue.turns) if turn.role == "assistant")
-    answer = parse_turn(_text(last)).answer
+    answer = parse_turn(last.text).answer
     if options and answer is not None and gold_letter(answer, options) is None:
         return f"the answer {answer[:60]!r} is not exactly one of the {len(options)} options"
     return None
 
 
-def wrong_answer(sample: Sample, duration: float) -> str | None:
-    """What is wrong with the reference answer of a question; None if nothing is."""
+def wrong_answer(sample: Sample, duration: float) -> list[tuple[str, str]]:
+    """What is wrong with the reference answer of a question about a video of that many seconds: kind and message."""
     gold = (sample.answer or "").strip()
     if not gold:
-        return "there is no reference answer"
+        return [("answer", "there is no reference answer")]
     if sample.type == "choice":
-        options = sample.options or listed_options(sample.question) or ("",) * _LETTERS
+        options = options_of(sample)
         if gold_letter(gold, options) is None:
-            return f"the answer {gold[:60]!r} is not exactly one of the {len(options)} options"
+            return [("answer", f"the answer {gold[:60]!r} is not exactly one of the {len(options)} options")]
     if sample.type == "temporal":
         window = extract_window(gold)
         if window is None:
-            return f"the answer {gold[:60]!r} is no window of time"
-        return past_the_end(*window, duration)
-    return None
-
-
-def _text(turn: RowTurn) -> str:
-    return "".join(part.text for part in turn.content if isinstance(part, TextPart))
+            return [("answer", f"the answer {gold[:60]!r} is no window of time")]
+        if problem := past_the_end(*window, duration):
+            return [("window", problem)]
+    return []

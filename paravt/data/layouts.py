@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paravt.data.addresses import is_question
-from paravt.data.copies import raw_rows
 from paravt.data.samples import own_sample, read_question_rows, read_samples, row_question, row_sample
 from paravt.data.skips import RowError
-from paravt.data.tables import find_files
+from paravt.data.tables import find_files, raw_rows
 from paravt.errors import DataError
 from paravt.types import Sample
 
 Layout = Literal["conversation", "rl", "question"]
+_LETTERS = 8
+"""As many options a question can have whose options nobody lists."""
 _OPTION = re.compile(r"^[ \t]*\(?([A-Z])[.):][ \t]+(\S.*?)[ \t]*$", re.MULTILINE)
 
 
@@ -67,6 +68,12 @@ def read_questions_of(files: Sequence[str], root: Path | None) -> tuple[list[Sam
 
 def _name(path: Path, number: int) -> str:
     return f"{path.name}/{number}"
+
+
+def options_of(sample: Sample) -> tuple[str, ...]:
+    """The options of a multiple-choice question: its own, or those that its text lists, or as many without a text as
+    it can have if nobody lists them."""
+    return sample.options or listed_options(sample.question) or ("",) * _LETTERS
 
 
 def listed_options(text: str) -> tuple[str, ...]:

@@ -49,10 +49,6 @@ class Materialized:
     made: bool = True
     """False if the copy was there already."""
 
-    @property
-    def missing_files(self) -> int:
-        return sum(map(len, self.missing.values()))
-
 
 def materialize(given: str, out: Path, root: Path) -> list[Materialized]:
     """Copy a file, or those of a directory or a pattern, with local paths. Raises DataError, OSError.
@@ -151,17 +147,10 @@ class _Found:
             return address
         bases = (self.root, self.done.source.parent.absolute()) if own else (self.root,)
         tried = [os.path.join(base, spelled) for base in bases for spelled in dict.fromkeys((name, unquote(name)))]
-        there = next((path for path in tried if _is_there(path)), None)
+        there = next((path for path in tried if os.path.isfile(path)), None)
         part = bucket(name)
         self.done.files[part] += 1
         if there is None:
             self.done.missing.setdefault(part, []).append(tried[0])
         place = there or tried[0]
         return place if own or address.startswith("/") else f"file://{place}"
-
-
-def _is_there(path: str) -> bool:
-    try:
-        return os.path.isfile(path)
-    except ValueError:  # a NUL in it
-        return False

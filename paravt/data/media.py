@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-import re
+import os
 import struct
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -16,6 +16,7 @@ from urllib.parse import unquote
 import numpy as np
 from PIL import Image, ImageOps
 
+from paravt.data.addresses import bare, is_remote
 from paravt.data.messages import ImageRef, VideoRef
 from paravt.data.skips import RowError
 from paravt.errors import VideoError
@@ -35,7 +36,6 @@ class VideoReader(Protocol):
 _DAMAGED = (OSError, ValueError, TypeError, LookupError, SyntaxError, EOFError, NotImplementedError, struct.error,
             Image.DecompressionBombError)  # fmt: skip
 """What Pillow's readers raise for files that are not whole; no image ends a run."""
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def local_path(url: str, root: Path | None = None) -> Path:
@@ -44,18 +44,13 @@ def local_path(url: str, root: Path | None = None) -> Path:
     `file://` is taken off as often as it stands there: published rows have it twice. Raises RowError if there is no
     such file, or if it would have to be downloaded.
     """
-    name = url
-    while name.startswith("file://"):
-        name = name.removeprefix("file://")
-    if _ADDRESS.match(name):
+    name = bare(url)
+    if is_remote(name):
         raise RowError("media_remote", f"{url[:200]}: not a local file")
     for spelled in (name, unquote(name)):
         path = (root or Path()) / spelled
-        try:
-            if path.is_file():
-                return path
-        except (OSError, ValueError):  # too long for a name
-            break
+        if os.path.isfile(path):  # False, too, for what cannot be a name
+            return path
     raise RowError("media_missing", f"{url[:200]}: no such file" + (f" under {root}" if root is not None else ""))
 
 

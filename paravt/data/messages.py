@@ -45,6 +45,10 @@ class RowTurn:
     role: Role
     content: tuple[RefPart, ...]
 
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.content if isinstance(part, TextPart))
+
 
 @dataclass(frozen=True)
 class Dialogue:

@@ -8,7 +8,6 @@ Ours have one object a line with `video`, `question`, and maybe `options`, `answ
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from paravt.data.json_text import parse
 from paravt.data.media import local_path
 from paravt.data.messages import read_json
 from paravt.data.skips import RowError
-from paravt.data.tables import find_files, open_groups, read_group
+from paravt.data.tables import find_files, raw_rows, relative_names
 from paravt.errors import DataError
 from paravt.types import AnswerType, Sample
 
@@ -72,17 +71,15 @@ def read_question_rows(files: Sequence[str], root: str | Path | None = None) -> 
     skipped: Counter[str] = Counter()
     first = ""
     found = find_files(files)
-    common = os.path.commonpath([path.absolute().parent for path in found])
-    for path in found:
-        name = path.absolute().relative_to(common).as_posix()
-        for group in open_groups(path):
-            rows = read_group(group)
-            for index in range(len(rows)):
-                try:
-                    samples.append(row_sample(rows[index], f"{name}/{group.first + index}", root))
-                except RowError as error:
-                    skipped[error.reason] += 1
-                    first = first or f"{path}: row {group.first + index}: {error}"
+    for path, name in zip(found, relative_names(found), strict=True):
+        for number, row in raw_rows(path):
+            try:
+                if isinstance(row, RowError):
+                    raise row
+                samples.append(row_sample(row, f"{name}/{number}", root))
+            except RowError as error:
+                skipped[error.reason] += 1
+                first = first or f"{path}: row {number}: {error}"
     if not samples:
         raise DataError(f"none of {sum(skipped.values())} rows can be used; the first: {first}")
     return samples, skipped

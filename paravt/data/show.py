@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from paravt.chat import TokenChat
-from paravt.data.copies import raw_rows
 from paravt.data.inspect import opening
 from paravt.data.layouts import as_sample, layout_of
 from paravt.data.probing import VideoProbe
 from paravt.data.skips import RowError
-from paravt.data.tables import find_files
+from paravt.data.tables import find_files, raw_rows
 from paravt.data.traces import TraceBuilder
 from paravt.errors import DataError, VideoError
 from paravt.types import Frame, Trace

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from paravt.data.addresses import COLUMNS, bare, base_of, find_addresses, identity, is_file, is_question, map_addresses
-from paravt.data.copies import KEEP, copy_rows, raw_rows, relative_names
+from paravt.data.copies import KEEP, copy_rows
 from paravt.data.same_files import copies_of_files
 from paravt.data.skips import RowError
-from paravt.data.tables import find_files
+from paravt.data.tables import find_files, raw_rows, relative_names
 from paravt.engines.base import stable_seed
 from paravt.errors import DataError
 from paravt.files import write_whole

@@ -11,14 +11,12 @@ from typing import Any
 
 from paravt.data.addresses import base_of, find_addresses, identity
 from paravt.data.check import quantiles
-from paravt.data.copies import raw_rows
-from paravt.data.layouts import as_question, layout_of, listed_options
+from paravt.data.layouts import as_question, layout_of, options_of
 from paravt.data.messages import parse_row
 from paravt.data.skips import RowError
-from paravt.data.tables import find_files
+from paravt.data.tables import find_files, raw_rows
 from paravt.rewards import gold_letter
 from paravt.turns import parse_turn
-from paravt.types import TextPart
 
 
 @dataclass
@@ -87,8 +85,7 @@ def _stats(path: Path, root: Path | None) -> FileStats:
 def _conversation(row: Mapping[str, Any], done: FileStats) -> None:
     dialogue = parse_row(row)
     parts = [part for turn in dialogue.turns for part in turn.content]
-    said = ["".join(part.text for part in turn.content if isinstance(part, TextPart))
-            for turn in dialogue.turns if turn.role == "assistant"]  # fmt: skip
+    said = [turn.text for turn in dialogue.turns if turn.role == "assistant"]
     turns = [parse_turn(text) for text in said]
     kinds = Counter(type(part).__name__ for part in parts)
     done.images += kinds["ImageRef"]
@@ -106,5 +103,4 @@ def _question(row: Mapping[str, Any], path: Path, number: int, done: FileStats) 
     done.types[sample.type] += 1
     done.characters.append(len(sample.question))
     if sample.type == "choice" and sample.answer:
-        letter = gold_letter(sample.answer, sample.options or listed_options(sample.question) or ("",) * 8)
-        done.letters[letter or "none"] += 1
+        done.letters[gold_letter(sample.answer, options_of(sample)) or "none"] += 1

@@ -82,6 +82,23 @@ def read_group(group: Group, columns: Sequence[str] = ()) -> Rows:
         return _ParquetRows(group, columns) if group.path.suffix == ".parquet" else _Lines(group)
 
 
+def raw_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
+    """All rows of a file with their numbers; what is none is given as the error that says why. Raises DataError."""
+    for group in open_groups(path):
+        rows = read_group(group, columns)
+        for index in range(len(rows)):
+            try:
+                yield group.first + index, rows[index]
+            except RowError as error:
+                yield group.first + index, error
+
+
+def relative_names(paths: Sequence[Path]) -> list[str]:
+    """The names of files from the directory on that all of them have in common."""
+    common = os.path.commonpath([path.absolute().parent for path in paths])
+    return [path.absolute().relative_to(common).as_posix() for path in paths]
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
     """What fails within is a DataError about this file."""

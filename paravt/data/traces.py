@@ -20,7 +20,7 @@ from paravt.data.media import VideoReader, read_image, read_video
 from paravt.data.messages import ImageRef, RefPart, VideoRef, parse_row
 from paravt.data.skips import RowError
 from paravt.protocol import timestamped
-from paravt.types import ImagePart, Message, Part, Segment, TextPart, Trace
+from paravt.types import ImagePart, Message, Part, Segment, Trace
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class TraceBuilder:
         return trace  # what comes after the last answer teaches nothing
 
     def _said(self, message: Message) -> Segment:
-        text = "".join(part.text for part in message.content if isinstance(part, TextPart))
+        text = message.text
         ids = self.chat.tokenizer.encode(text, add_special_tokens=False)
         end = self.chat.end_id
         return Segment(ids=(*ids, end), sampled=True, text=text + self.chat.tokenizer.decode([end]))

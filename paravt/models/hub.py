@@ -13,11 +13,11 @@ from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import RepositoryNotFoundError
 
 from paravt.errors import ModelError
+from paravt.model_names import NEITHER, check_name
 
 log = logging.getLogger(__name__)
 
 ENDPOINT = constants.ENDPOINT
-_NEITHER = "no such model directory (and not a hub id of the form owner/name)"
 _TIMEOUT = 10.0
 """Seconds."""
 
@@ -31,8 +31,7 @@ def find_model(path: str | Path) -> bool:
     name = str(path)
     if Path(path).is_dir():
         return True
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise ModelError(f"{name}: {_NEITHER}")
+    check_name(name)
     log.warning("%s: no such directory here; asking the hub at %s", name, ENDPOINT)
     try:
         HfApi(endpoint=ENDPOINT).model_info(name, timeout=_TIMEOUT)
@@ -41,7 +40,7 @@ def find_model(path: str | Path) -> bool:
             f"{name}: no such directory here, and no such model on the hub (a private one needs HF_TOKEN)"
         ) from error
     except ValueError as error:
-        raise ModelError(f"{name}: {_NEITHER}") from error
+        raise ModelError(f"{name}: {NEITHER}") from error
     except (httpx2.HTTPError, OSError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         if not isinstance(try_to_load_from_cache(name, "config.json"), str):

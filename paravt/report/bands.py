@@ -64,8 +64,8 @@ def smooth(values: Sequence[float], width: int = 5) -> list[float]:
 
 
 def _plain(name: str) -> str:
-    """A name of which no part is taken for a formula."""
-    return name.replace("$", r"\$")
+    """A name of which no part is taken for a formula, and every character can be drawn."""
+    return name.encode("utf-8", "replace").decode().replace("$", r"\$")
 
 
 def _png(figure: Figure) -> bytes:

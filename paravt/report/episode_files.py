@@ -27,8 +27,8 @@ CHUNK = 4
 """Episodes of a chunk, or more: groups are whole."""
 _MOST_IN_CHUNK = 64
 _ROW = TypeAdapter(EpisodeRow)
-WRONG = (ValueError, KeyError, TypeError, AttributeError, DataError)
-"""What a line raises that is JSON and no episode."""
+WRONG = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError, DataError)
+"""What a line raises that is JSON and no episode, absurd numbers and nesting included."""
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,11 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from paravt.report.pictures import CROP_WIDTH, OVERVIEW_WIDTH, Pictures, frame_picture
-from paravt.report.schema import CropView, EpisodeRow, EpisodeView, PieceView, Thumbnail, TurnView
+from paravt.report.schema import CropView, EpisodeRow, EpisodeView, PieceKind, PieceView, Thumbnail, TurnView
 from paravt.rewards import forced_prefix
 from paravt.structure import FormatKind, turn_kind, turn_stops
 from paravt.types import BadToolCall, Crop, Episode, Frame, Segment, ToolCall, Trace, Turn
@@ -31,8 +30,8 @@ FAILURES: Mapping[FormatKind, str] = {
     "forced": "a forced answer",
 }
 """The kinds of `paravt.structure` in words."""
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _PLACEHOLDER = re.compile(r"<\|vision_start\|>(?:<\|image_pad\|>)+<\|vision_end\|>")
-_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -156,7 +155,6 @@ def episode_row(
     id: str,
     group: str,
     step: int | None = None,
-    chunk: str = "",
     advantage: float | None = None,
     rewards: Mapping[str, float | None] | None = None,
 ) -> EpisodeRow:
@@ -164,7 +162,7 @@ def episode_row(
     own = {name: score.value for name, score in episode.rewards.items()} if rewards is None else rewards
     return {
         "id": id,
-        "chunk": chunk,
+        "chunk": "",
         "step": step,
         "group": group,
         "sample": episode.sample.id,
@@ -210,10 +208,9 @@ def pieces(trace: Trace, prefixes: Sequence[str] = (), credit: Credit | None = N
     return out
 
 
-def _context(text: str, kind: Any, images: int, tokens: int) -> PieceView:
-    shown = _PLACEHOLDER.sub("", text)
+def _context(text: str, kind: PieceKind, images: int, tokens: int) -> PieceView:
     return {
-        "text": shown,
+        "text": _PLACEHOLDER.sub("", text),
         "kind": kind,
         "images": images,
         "tokens": tokens,
@@ -292,8 +289,16 @@ def _sampled(trace: Trace) -> int:
 
 def call_texts(turn: Turn) -> list[str]:
     """Each call as it was written, where blocks and calls match; else as it was understood."""
-    written = [body.strip() for body in _CALL.findall(turn.text)]
+    written = [body.strip() for body in _blocks(turn.text)]
     return written if len(written) == len(turn.calls) else [_call_text(call) for call in turn.calls]
+
+
+def _blocks(text: str) -> Iterator[str]:
+    """What is between `<tool_call>` and the next `</tool_call>`; a text with many that never end costs no more."""
+    at = 0
+    while (start := text.find(_OPEN, at)) >= 0 and (end := text.find(_CLOSE, start)) >= 0:
+        yield text[start + len(_OPEN) : end]
+        at = end + len(_CLOSE)
 
 
 def _call_text(call: ToolCall | BadToolCall) -> str:

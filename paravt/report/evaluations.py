@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,11 +16,16 @@ from paravt.bench.stored import HEAD, checked
 from paravt.bench.summary import BenchSummary, Summary, kinds_of, summarise, verdicts
 from paravt.errors import DataError
 from paravt.report.episode_files import Decode, Played
-from paravt.report.reading import Notes
+from paravt.report.reading import Notes, real_file
 from paravt.report.schema import Cell, Table, TableRow
 from paravt.types import Sample, Trace
 
 OUTCOMES: tuple[Outcome, ...] = ("right", "wrong", "unparsable", "failed", "no_gold")
+FLIPPED = {"gained": "Gained against", "lost": "Lost against"}
+"""How the titles of the tables of flipped rows begin."""
+QUESTIONS = ("recipe.json", "benches.json", "samples.jsonl")
+FILES = ("rows.jsonl", "grades.jsonl", *QUESTIONS)
+"""Of a run."""
 _MOST_LINKS = 5000
 _CALLS = ("calls", "rows_with_calls", "most_in_a_turn", "bad_calls", "turns", "strict", "forced")
 _COSTS = ("prompt_tokens", "cached_tokens", "sampled_tokens", "requests", "seconds", "seconds_median", "seconds_crops")
@@ -54,6 +60,7 @@ def row_name(bench: str, sample: str) -> str:
 def read_known(path: Path, notes: Notes) -> Known:
     """The questions of a run; none, with a note, if they cannot be read."""
     try:
+        _check_files(path)
         benches: Mapping[str, Loaded] = read_benches(path)
     except (DataError, OSError) as error:
         notes.add(f"{error}. The run's episodes cannot be shown.")
@@ -78,8 +85,16 @@ def bench_line(known: Known) -> Decode:
     return decode
 
 
+def _check_files(path: Path) -> None:
+    """Raises DataError for a file that is none of the run's own: a link out of it, or a pipe that never ends."""
+    for name in FILES:
+        if os.path.lexists(path / name) and real_file(path / name, [path]) is None:
+            raise DataError(f"{path / name}: not a file of {path}; not read")
+
+
 def read_evaluation(path: Path) -> Evaluation:
-    """All numbers of a run. Raises DataError if one of its files is damaged."""
+    """All numbers of a run. Raises DataError if one of its files is damaged, or leads out of it."""
+    _check_files(path)
     run = read_run(path)
     summary, found = summarise(run), verdicts(run)
     values = {row_name(*key): row.value for key, row in found.items()}
@@ -110,9 +125,9 @@ def flipped(one: Evaluation, other: Evaluation, names: tuple[str, str]) -> list[
     flips = [flip for row in found for flip in row.flips]
     out: list[Table] = [{"title": f"Compared with {names[0]}, 95 %", "columns": columns, "rows": numbers}]
     heads = ["benchmark", "question", "right answer", names[0], names[1]]
-    for direction, title in (("gained", "Gained"), ("lost", "Lost")):
+    for direction, title in FLIPPED.items():
         rows = [_flip(flip) for flip in flips if flip.direction == direction]
-        out.append({"title": f"{title} against {names[0]}", "columns": heads, "rows": rows})
+        out.append({"title": f"{title} {names[0]}", "columns": heads, "rows": rows})
     return [table for table in out if table["rows"]]
 
 

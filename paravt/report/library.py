@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from paravt.errors import DataError
 from paravt.report.episode_files import WRONG, Entry, EpisodeFile
 from paravt.report.episode_view import episode_view
-from paravt.report.evaluations import Evaluation, flipped, read_evaluation
+from paravt.report.evaluations import FILES, FLIPPED, QUESTIONS, Evaluation, flipped, read_evaluation
 from paravt.report.reading import Notes
 from paravt.report.schema import Chunk, EpisodeView, Report, Run, Table
 from paravt.report.sources import Source, find_sources
@@ -23,9 +23,6 @@ MOST_ROWS = 20_000
 _AGAIN = 15.0
 """Seconds after which the numbers of an evaluation that goes on are computed again, at the earliest."""
 _VIEW = TypeAdapter(EpisodeView)
-_QUESTIONS = ("recipe.json", "benches.json", "samples.jsonl")
-_ROWS = ("rows.jsonl", "grades.jsonl", *_QUESTIONS)
-"""Files of an evaluation."""
 
 
 @dataclass
@@ -67,7 +64,7 @@ class Library:
         self._shown = []
         for source in find_sources(self.paths, notes):
             one = known.get((str(source.path), source.name)) or _Shown(source, {})
-            asked = tuple(_state(source.path / name) for name in _QUESTIONS)
+            asked = tuple(_state(source.path / name) for name in QUESTIONS)
             if source.evaluation is None or asked != one.asked:
                 one.files = one.files if source.evaluation is None else {}
                 one.source, one.asked = source, asked
@@ -108,7 +105,7 @@ class Library:
 
     def _read_files(self, number: int, one: _Shown, notes: Notes, most: int) -> bool:
         """True if some of the episodes are left out of the list."""
-        specs = one.source.files(notes)
+        specs = one.source.files()
         for spec in specs:
             if spec.path not in one.files:
                 one.files[spec.path] = EpisodeFile(spec, f"{number}-{len(one.files)}")
@@ -128,14 +125,15 @@ class Library:
     def _evaluate(self, one: _Shown) -> None:
         """The numbers of an evaluation, if its files have changed; all of its rows are read for them."""
         path, known = one.source.path, one.source.evaluation
-        state = tuple(_state(path / name) for name in _ROWS)
+        state = tuple(_state(path / name) for name in FILES)
         if known is None or state == one.state or (one.state and time.monotonic() - one.read < _AGAIN):
             return
         notes = Notes()
         try:
             one.evaluation = read_evaluation(path)
-        except (DataError, OSError) as error:
-            notes.add(f"{error}. The tables of this evaluation are left out.")
+        except (*WRONG, OSError) as error:
+            where = "" if isinstance(error, DataError) else f"{path}: "
+            notes.add(f"{where}{error}. The tables of this evaluation are left out.")
             one.evaluation = None
         one.state, one.told, one.read = state, notes, time.monotonic()
         if one.evaluation is not None:
@@ -218,7 +216,7 @@ def linked(runs: Sequence[Run]) -> set[tuple[str, str]]:
     return {
         (run["id"], id)
         for run, table in tables
-        if table["title"].startswith(("Gained against", "Lost against"))
+        if table["title"].startswith(tuple(FLIPPED.values()))
         for row in table["rows"]
         for id in row.get("link", ())
     }

@@ -58,6 +58,7 @@ def policy(script: str, style: str, *, served: bool = False) -> str:
 def render(title: str, data: Mapping[str, str], script: str, style: str, *, served: bool = False) -> str:
     """The page. `data` are packed, by the ids of their elements; none if it asks its server for them."""
     allowed = html.escape(policy(script, style, served=served))
+    title = title.encode("utf-8", "replace").decode()  # a directory's name may be no text
     return "".join([
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
         f'<meta http-equiv="Content-Security-Policy" content="{allowed}">\n',

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paravt.errors import DataError
+from paravt.files import write_whole
 from paravt.lab.intervals import estimate
 from paravt.report.bands import Band, plot_bands, smooth
 from paravt.report.reading import Notes
@@ -24,7 +25,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "supervised": ("loss", "token_accuracy", "validation/loss", "learning_rate"),
 }
 """By the name of the file; a section without any of its metrics has none."""
-_BY_K = re.compile(r"(accuracy|kappa)/K\d+")
+_BY_K = re.compile(r"(accuracy|kappa)/K[0-9]{1,6}")
 
 
 def plot_runs(paths: Sequence[Path], out: Path | None = None, *, width: int = 5) -> list[Path]:
@@ -50,7 +51,7 @@ def plot_runs(paths: Sequence[Path], out: Path | None = None, *, width: int = 5)
         panels = {name: _bands(runs, name, width) for name in names if name in found}
         if panels:
             file = directory / f"{section}.png"
-            file.write_bytes(plot_bands(panels, "step"))
+            write_whole(file, plot_bands(panels, "step"))  # never through a link that a run's directory holds
             written.append(file)
     return written
 

@@ -22,6 +22,8 @@ _LONGEST = 64 << 20
 _LARGEST = 16 << 20
 """Bytes of a file that is read as a whole."""
 _MOST_NOTES = 200
+_LAST_STEP = 10**15
+"""Beyond it, curves would have numbers that neither a browser nor a plot can count with."""
 
 
 @dataclass
@@ -46,6 +48,14 @@ def real_file(path: Path, roots: Iterable[Path]) -> Path | None:
     except (OSError, ValueError, RuntimeError):  # not there, a zero byte in a name, links in a circle
         return None
     return found if inside else None
+
+
+def real_directory(path: Path, root: Path, notes: Notes) -> bool:
+    """Whether a directory of `root` is in it, links followed; a note if it is not."""
+    if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
+        return True
+    notes.add(f"{path}: a link out of {root}; not read. To show what it leads to, name that.")
+    return False
 
 
 def read_text(path: Path, root: Path, notes: Notes) -> str | None:
@@ -94,6 +104,12 @@ def _whole_texts(value: Any) -> Any:
     if isinstance(value, dict):
         return {_whole_texts(key): _whole_texts(item) for key, item in value.items()}
     return [_whole_texts(item) for item in value] if isinstance(value, list) else value
+
+
+def part(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The object that an object has under a name; {} if there is none."""
+    found = value.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def stream(path: Path, root: Path, notes: Notes, start: int = 0) -> Iterator[tuple[int, int, dict[str, Any]]]:
@@ -148,7 +164,7 @@ def read_metrics(files: Sequence[Path], root: Path, notes: Notes) -> Metrics | N
     for path in files:
         for _, _, line in stream(path, root, notes):
             step = line.get("step")
-            if isinstance(step, bool) or not isinstance(step, int):
+            if isinstance(step, bool) or not isinstance(step, int) or abs(step) > _LAST_STEP:
                 continue
             found = {name: value for name, value in _numbers(line) if name != "step"}
             names |= dict.fromkeys(name for name in line if name != "step")

@@ -14,7 +14,7 @@ from typing import Any
 from paravt.errors import DataError
 from paravt.report.episode_files import Decode, Spec, evaluated_line, plain_line
 from paravt.report.evaluations import Known, bench_line, read_known
-from paravt.report.reading import Notes, parse, read_metrics, read_object, read_text
+from paravt.report.reading import Notes, parse, part, read_metrics, read_object, read_text, real_directory
 from paravt.report.schema import Run, RunKind, Table
 
 _MOST_WARNINGS = 200
@@ -38,7 +38,7 @@ class Source:
     metrics: tuple[Path, ...] = ()
     """Of training: files whose columns belong side by side."""
     made: Mapping[str, str] = field(default_factory=dict)
-    files: Callable[[Notes], list[Spec]] = lambda notes: []
+    files: Callable[[], list[Spec]] = list
     tables: list[Table] = field(default_factory=list)
     roots: tuple[Path, ...] = ()
     """Where videos may be opened, if the user names no directories."""
@@ -73,7 +73,7 @@ def find_sources(paths: Sequence[Path], notes: Notes) -> list[Source]:
             raise DataError(f"{path}: there is no such file or directory")
         found = _file(path) if path.is_file() else _directory(path, notes)
         if not found and path.is_dir():
-            found = [source for inside in _inside(path) for source in _directory(inside, notes)]
+            found = [source for inside in _inside(path, notes) for source in _directory(inside, notes)]
         if not found:
             raise DataError(f"{path}: holds no run: {_HOLDS}")
         out += found
@@ -97,22 +97,25 @@ def _directory(path: Path, notes: Notes) -> list[Source]:
     if "evaluation" in recipe:
         return [lab_source(path, path.name, recipe)]
     specs = _saved(path)
-    return [Source("episodes", path.name, path, files=lambda _: _saved(path), roots=(path,))] if specs else []
+    return [Source("episodes", path.name, path, files=lambda: _saved(path), roots=(path,))] if specs else []
 
 
 def _file(path: Path) -> list[Source]:
     if path.suffix not in (".json", ".jsonl") or not _holds_episodes(path):
         return []
     spec = Spec(path, path.parent, _step(path.name), plain_line)
-    return [Source("episodes", path.stem, path.parent, files=lambda _: [spec], roots=(path.parent,))]
+    return [Source("episodes", path.stem, path.parent, files=lambda: [spec], roots=(path.parent,))]
 
 
-def _inside(path: Path) -> list[Path]:
+def _inside(path: Path, notes: Notes) -> list[Path]:
     try:
         found = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
-    return sorted(found, key=natural)
+    own = [entry for entry in found if real_directory(entry, path, notes)]
+    if found and not own:
+        raise DataError(f"{path}: its directories are links out of it; name what they lead to")
+    return sorted(own, key=natural)
 
 
 def natural(path: Path) -> list[tuple[str, int]]:
@@ -124,9 +127,9 @@ def natural(path: Path) -> list[tuple[str, int]]:
 
 
 def rl_source(path: Path, name: str, recipe: Mapping[str, Any]) -> Source:
-    anchor, std = _part(recipe, "anchor").get("credit"), recipe.get("std", True)
+    anchor, std = part(recipe, "anchor").get("credit"), recipe.get("std", True)
 
-    def files(notes: Notes) -> list[Spec]:
+    def files() -> list[Spec]:
         return [
             Spec(file, path, _step(file.name), plain_line, std=std is not False, from_credit=anchor == "marks")
             for file in _steps(path)
@@ -139,7 +142,7 @@ def rl_source(path: Path, name: str, recipe: Mapping[str, Any]) -> Source:
         recipe,
         (path / "metrics.jsonl", path / "timings.jsonl"),
         files=files,
-        roots=tuple(_data_roots(_part(recipe, "data"))),
+        roots=tuple(_data_roots(part(recipe, "data"))),
     )
 
 
@@ -164,7 +167,7 @@ def sft_sources(path: Path, name: str, recipe: Mapping[str, Any]) -> list[Source
 def lab_source(path: Path, name: str, recipe: Mapping[str, Any]) -> Source:
     """An evaluation of a suite."""
 
-    def files(notes: Notes) -> list[Spec]:
+    def files() -> list[Spec]:
         found = sorted((path / "episodes").glob("K*.jsonl"), key=natural)
         return [Spec(file, path, None, evaluated_line) for file in found]
 
@@ -176,12 +179,12 @@ def _evaluation(path: Path, notes: Notes) -> Source:
     known = read_known(path, notes)
     decode: Decode = bench_line(known)
     made = {
-        "model": str(_part(recipe, "model").get("name", "")),
-        "mode": str(_part(recipe, "mode").get("name", "")),
+        "model": str(part(recipe, "model").get("name", "")),
+        "mode": str(part(recipe, "mode").get("name", "")),
         "questions from": ", ".join(known.sources),
     }
 
-    def files(notes: Notes) -> list[Spec]:
+    def files() -> list[Spec]:
         return [Spec(path / "rows.jsonl", path, None, decode, last_counts=True)]
 
     roots = tuple(root for source in known.sources for root in _roots_of(source))
@@ -202,10 +205,10 @@ def _data_roots(data: Mapping[str, Any]) -> Iterable[Path]:
 
 def _roots_of(value: object) -> Iterable[Path]:
     """A directory that is there, or that of a file that is there; never the root of the file system."""
-    if not isinstance(value, str) or not value or "\0" in value:
+    if not isinstance(value, str) or not value:
         return
-    path = Path(value)
-    root = path if path.is_dir() else path.parent if path.is_file() else None
+    path = Path(value)  # `os.path` says no to what cannot be a name, where `Path` raises
+    root = path if os.path.isdir(path) else path.parent if os.path.isfile(path) else None
     if root is not None and root.resolve() != Path(root.resolve().anchor):
         yield root
 
@@ -251,13 +254,8 @@ def _versions(path: Path, notes: Notes) -> dict[str, str]:
     return {"directory": str(path), **{str(name): str(value) for name, value in found.items()}}
 
 
-def _part(recipe: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = recipe.get(name)
-    return value if isinstance(value, dict) else {}
-
-
 def _seed(recipe: Mapping[str, Any]) -> int | None:
-    seed = recipe.get("seed", _part(recipe, "episode").get("seed"))
+    seed = recipe.get("seed", part(recipe, "episode").get("seed"))
     return seed if isinstance(seed, int) and not isinstance(seed, bool) else None
 
 

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from paravt.lab.columns import EVALUATED, TRAINED
-from paravt.report.reading import Notes, number_of, read_object
+from paravt.report.reading import Notes, number_of, part, read_object, real_directory
 from paravt.report.schema import Cell, Table, TableRow
 from paravt.report.sources import Source, lab_source, rl_source, sft_sources
 
 _MADE = ("mode", "seeds")
+_KAPPA = re.compile(r"kappa/K([0-9]{1,9})")
 
 
 def suite_sources(path: Path, notes: Notes) -> list[Source]:
     """The suite itself, then its stages as far as they have begun, in the order of its plan."""
     plan = read_object(path / "plan.json", path, notes)
     made = {name: str(plan[name]) for name in _MADE if name in plan}
-    versions = {name: str(value) for name, value in _part(plan, "versions").items()}
+    versions = {name: str(value) for name, value in part(plan, "versions").items()}
     out = [
         Source("evaluation", path.resolve().name, path, made={**made, **versions}, tables=_tables(path, plan, notes))
     ]
-    for name, label in _part(plan, "labels").items():
+    for name, label in part(plan, "labels").items():
         stage = path / "stages" / name
-        if Path(name).name == name and isinstance(label, str) and stage.is_dir():
+        if (
+            Path(name).name == name
+            and isinstance(label, str)
+            and os.path.isdir(stage)
+            and real_directory(stage, path, notes)
+        ):
             out += _stage(stage, label, notes)
     return out
 
@@ -52,23 +60,21 @@ def _tables(path: Path, plan: Mapping[str, Any], notes: Notes) -> list[Table]:
         notes.add(f"{path}: no summary.json yet; `paravt lab report {path}` writes it.")
         return []
     summary = read_object(path / "summary.json", path, notes)
-    suite = _part(plan, "suite")
-    titles = {name: _part(_part(suite, "rows"), name).get("title") or name for name in _part(suite, "rows")}
+    suite = part(plan, "suite")
+    titles = {name: part(part(suite, "rows"), name).get("title") or name for name in part(suite, "rows")}
+    summed = {name: part(part(summary, "rows"), name) for name in part(summary, "rows")}
     out: list[Table] = []
-    for section in dict.fromkeys(
-        str(_part(_part(summary, "rows"), row).get("section")) for row in _part(summary, "rows")
-    ):
-        rows = {name: row for name, row in _part(summary, "rows").items() if row.get("section") == section}
-        title = str(_part(_part(suite, "sections"), section).get("title") or section)
-        budgets = sorted(
-            {int(c[7:]) for r in rows.values() for c in _part(r, "means") if c[:7] == "kappa/K" and c[7:].isdigit()}
-        )
+    for section in dict.fromkeys(str(row.get("section")) for row in summed.values()):
+        rows = {name: row for name, row in summed.items() if str(row.get("section")) == section}
+        title = str(part(part(suite, "sections"), section).get("title") or section)
+        columns_of = {column for row in rows.values() for column in part(row, "means")}
+        budgets = sorted({int(found[1]) for column in columns_of if (found := _KAPPA.fullmatch(column))})
         by_budget = {f"{what}, K = {k}": f"{what}/K{k}" for what in ("accuracy", "kappa") for k in budgets}
         for what, columns in (("evaluated", EVALUATED), ("by K", by_budget), ("in training", TRAINED)):
             out.append(_table(f"{title}: {what}", rows, titles, columns))
     for name in ("claims", "targets"):
-        found = summary.get(name)
-        claims = [claim for claim in found if isinstance(claim, dict)] if isinstance(found, list) else []
+        listed = summary.get(name)
+        claims = [claim for claim in listed if isinstance(claim, dict)] if isinstance(listed, list) else []
         cells = [[_text(claim.get(key)) for key in ("statement", "verdict", "numbers")] for claim in claims]
         rows_of = [TableRow(cells=list[Cell](row)) for row in cells]
         out.append({"title": name.capitalize(), "columns": ["statement", "verdict", "numbers"], "rows": rows_of})
@@ -77,14 +83,14 @@ def _tables(path: Path, plan: Mapping[str, Any], notes: Notes) -> list[Table]:
 
 def _table(title: str, rows: Mapping[str, Any], titles: Mapping[str, Any], columns: Mapping[str, str]) -> Table:
     """Means with the half width of their 95 % intervals; columns that no row has are left out."""
-    means = {name: _part(row, "means") for name, row in rows.items()}
+    means = {name: part(row, "means") for name, row in rows.items()}
     known = {head: column for head, column in columns.items() if any(column in mean for mean in means.values())}
     lines: list[TableRow] = []
     for name, mean in means.items():
         if any(column in mean for column in known.values()):
-            seeds = len(_part(rows[name], "by_seed"))
+            seeds = len(part(rows[name], "by_seed"))
             cells: list[Cell] = [str(titles.get(name, name)), seeds]
-            lines.append({"cells": cells + [_mean(_part(mean, column)) for column in known.values()]})
+            lines.append({"cells": cells + [_mean(part(mean, column)) for column in known.values()]})
     return {"title": title, "columns": ["row", "seeds", *known], "rows": lines if known else []}
 
 
@@ -99,8 +105,3 @@ def _mean(value: Mapping[str, Any]) -> Cell:
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
-
-
-def _part(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = value.get(name)
-    return found if isinstance(found, dict) else {}

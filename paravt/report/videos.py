@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paravt.errors import VideoError
+from paravt.errors import DataError, VideoError
 from paravt.lab import world
 from paravt.report.pictures import CROP_WIDTH, OVERVIEW_WIDTH, Picture, data_uri
 from paravt.report.reading import real_file
@@ -39,6 +39,15 @@ class Detail:
 
 FULL, SOME, NONE = Detail(64, 16), Detail(16, 4), Detail(0, 0)
 LEFT_OUT = "left out to keep the file small"
+
+
+def check_directories(paths: Iterable[Path]) -> list[Path]:
+    """Those that `--videos` gives. Raises DataError for what is none."""
+    found = list(paths)
+    for path in found:
+        if not path.is_dir():
+            raise DataError(f"--videos {path}: is no directory")
+    return found
 
 
 @dataclass
@@ -104,12 +113,12 @@ class PictureBook:
         """Decodes what an episode shows, as far as it is not there yet."""
         wanted: dict[tuple[float, int], Frame] = {}
         frames = {frame.time: frame for trace in episode.traces for frame in trace.images}
-        for time in _spread(episode.overview_times, detail.overview):
+        for time in _at_most(episode.overview_times, detail.overview):
             if time in frames:
                 wanted[time, OVERVIEW_WIDTH] = frames[time]
         for crop in episode.crops:
             mine = frames if crop.trace is None else {**frames, **{f.time: f for f in crop.trace.images}}
-            for time in _spread(crop.frame_times, detail.crop):
+            for time in _at_most(crop.frame_times, detail.crop):
                 if time in mine:
                     wanted[time, CROP_WIDTH] = mine[time]
         shots: dict[tuple[float, int], Shot] = {}
@@ -220,8 +229,8 @@ class EpisodePictures:
         return Picture(None, self.whys.get((frame.time, widest), LEFT_OUT))
 
 
-def _spread(times: Sequence[float], most: int) -> list[float]:
-    """At most so many of them, evenly spaced."""
+def _at_most(times: Sequence[float], most: int) -> list[float]:
+    """So many of them, evenly spaced, or all."""
     if len(times) <= most:
         return list(times)
     return [times[(2 * n + 1) * len(times) // (2 * most)] for n in range(most)]

@@ -16,8 +16,8 @@ from paravt.files import write_whole
 from paravt.report.library import Library, Place, linked, spread
 from paravt.report.page import asset, packed, render
 from paravt.report.reading import Notes
-from paravt.report.schema import Report
-from paravt.report.videos import FULL, NONE, SOME, Detail, PictureBook, Shot, VideoFinder
+from paravt.report.schema import PictureShard, Report
+from paravt.report.videos import FULL, NONE, SOME, Detail, PictureBook, Shot, VideoFinder, check_directories
 from paravt.terminal import printable
 
 MAX_MB = 40.0
@@ -37,7 +37,8 @@ class _Held:
     room: int
     """Bytes that are left."""
     chunks: dict[str, str]
-    shots: dict[str, dict[str, str]]
+    shots: dict[str, PictureShard]
+    """By name."""
 
 
 def write_report(
@@ -60,7 +61,7 @@ def write_report(
     if not out.absolute().parent.is_dir():  # before minutes of work
         raise DataError(f"{out}: there is no directory {out.parent}")
     script, style = asset("report.js"), asset("report.css")
-    roots = [_directory(Path(path)) for path in videos]
+    roots = check_directories(map(Path, videos))
     library = Library([Path(path) for path in paths])
     with Progress(console=console, disable=not console.is_terminal) as progress:
         reading = progress.add_task("reading", total=None)
@@ -171,12 +172,6 @@ def _add(library: Library, name: str, place: Place, book: PictureBook, detail: D
 def _size(book: PictureBook, shot: Shot) -> int:
     """Bytes of a picture in the file: its base64 is unpacked by zlib and packed again."""
     return len(book.pictures[shot]) * 41 // 40 + len(shot.key) + 8
-
-
-def _directory(path: Path) -> Path:
-    if not path.is_dir():
-        raise DataError(f"--videos {path}: is no directory")
-    return path
 
 
 def _short(name: str) -> str:

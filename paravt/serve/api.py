@@ -4,14 +4,13 @@
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse
-from fastapi.sse import EventSourceResponse, ServerSentEvent
+from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 
 from paravt import __version__
 from paravt.agent import EpisodeConfig
@@ -31,11 +30,17 @@ from paravt.serve.messages import (
     video_view,
 )
 from paravt.serve.player import Player
-from paravt.serve.security import Access, Guard
+from paravt.serve.security import Access, Application, Guard, Receive, Scope, Send
 from paravt.serve.uploads import receive_video, whole_number
-from paravt.serve.videos import MEDIA_TYPES, Library, Video
+from paravt.serve.videos import MEDIA_TYPES, Library, Video, shown_name
 from paravt.video import FrameReader
 
+_MOST_BODY = 4 << 20
+"""Bytes of a request that is no upload: more than the longest question, however it is written."""
+_MOST_PROBLEMS, _LONGEST_NAME = 5, 60
+"""That are told of a request that is wrong, and characters of the name of a field."""
+_QUIET = 15.0
+"""Seconds without an event after which a stream is kept alive."""
 _UPLOAD_BODY = {
     "requestBody": {
         "required": True,
@@ -102,6 +107,7 @@ def create_app(
         redoc_url=None,
         responses=_problems(401, 403),
     )
+    app.add_middleware(_Bodies)
     app.add_middleware(Guard, access)
     app.state.asks = asks
 
@@ -115,20 +121,21 @@ def create_app(
             raise HTTPException(404, "there is no such video")
         return video
 
-    def known_ask(id: str) -> Ask[Asked]:
+    async def known_ask(id: str) -> Ask[Asked]:
         ask = asks.get(id)
         if ask is None:
             raise HTTPException(404, "there is no such question (any more)")
         return ask
 
-    def last_seen(ask: Annotated[Ask[Asked], Depends(known_ask)], last_event_id: Annotated[str, Header()] = "") -> int:
+    KnownAsk = Annotated[Ask[Asked], Depends(known_ask)]
+
+    async def last_seen(ask: KnownAsk, last_event_id: Annotated[str, Header()] = "") -> int:
         seen = whole_number(last_event_id)
         if ask.over and ask.log[-1].number <= seen:
             raise HTTPException(204)  # tells an EventSource not to come again
         return seen
 
     KnownVideo = Annotated[Video, Depends(known_video)]
-    KnownAsk = Annotated[Ask[Asked], Depends(known_ask)]
 
     script, style = asset("ask.js"), asset("ask.css")
     page = render("ParaVT: ask", {}, script, style, served=True)
@@ -158,12 +165,12 @@ def create_app(
     @app.delete(
         "/v1/videos/{id}", status_code=204, tags=["videos"], summary="Remove an upload", responses=_problems(404, 409)
     )
-    def delete_video(video: KnownVideo) -> Response:
+    async def delete_video(video: KnownVideo) -> Response:
         if not video.uploaded:
             raise HTTPException(403, "only uploads can be removed")
         if any(ask.request.request.video == video.id and not ask.over for ask in asks.newest()):
             raise HTTPException(409, "a question about it waits or runs; cancel it first")
-        library.delete(video)
+        await asyncio.to_thread(library.delete, video)
         return Response(status_code=204)
 
     @app.get(
@@ -208,19 +215,19 @@ def create_app(
         return _state(ask)
 
     @app.get("/v1/ask/{id}", tags=["asks"], summary="An ask and its events so far", responses=_state_problems(404))
-    def get_ask(ask: KnownAsk) -> Response:
+    async def get_ask(ask: KnownAsk) -> Response:
         return _state(ask)
 
     @app.get(
         "/v1/ask/{id}/events",
         tags=["asks"],
         summary="Follow an ask: server-sent events",
-        response_class=EventSourceResponse,
+        response_class=StreamingResponse,
         responses={**_EVENTS, **_problems(404)},
     )
-    async def follow_ask(ask: KnownAsk, seen: Annotated[int, Depends(last_seen)]) -> AsyncGenerator[Any, None]:
-        async for entry in ask.follow(seen):
-            yield ServerSentEvent(event=entry.name, raw_data=entry.data, id=str(entry.number))
+    async def follow_ask(ask: KnownAsk, seen: Annotated[int, Depends(last_seen)]) -> StreamingResponse:
+        unbuffered = {"X-Accel-Buffering": "no"}  # by a proxy in between
+        return StreamingResponse(_stream(ask, seen), media_type="text/event-stream", headers=unbuffered)
 
     @app.delete("/v1/ask/{id}", tags=["asks"], summary="Cancel an ask", responses=_problems(404))
     async def cancel_ask(ask: KnownAsk) -> AskSummary:
@@ -229,11 +236,11 @@ def create_app(
         return ask_summary(ask)
 
     @app.get("/v1/asks", tags=["asks"], summary="The history, newest first")
-    def list_asks() -> list[AskSummary]:
+    async def list_asks() -> list[AskSummary]:
         return [ask_summary(ask) for ask in asks.newest()]
 
     @app.get("/healthz", tags=["server"], summary="Is the server there, and how busy is it?")
-    def health() -> Health:
+    async def health() -> Health:
         return Health(version=__version__, queued=asks.waiting, running=asks.running)
 
     return app
@@ -248,6 +255,11 @@ def _state(ask: Ask[Asked]) -> Response:
     events = ",".join(map(_event, ask.log))
     head = ask_summary(ask).model_dump_json()
     return Response(f'{head[:-1]},"events":[{events}]}}', media_type="application/json")
+
+
+async def _stream(ask: Ask[Asked], seen: int) -> AsyncIterator[str]:
+    async for entry in ask.follow(seen, quiet=_QUIET):
+        yield f"event: {entry.name}\nid: {entry.number}\ndata: {entry.data}\n\n" if entry else ": still here\n\n"
 
 
 def _event(entry: Logged) -> str:
@@ -272,9 +284,30 @@ async def _disconnected(request: Request) -> None:
 
 
 def _in_words(error: RequestValidationError) -> str:
-    """All that is wrong with a request, in one line: never what it said, which may be long."""
+    """What is wrong with a request, in one line: never what it said, which may be long, as may the names of fields."""
     lines = []
-    for problem in error.errors():
-        where = ".".join(str(part) for part in problem["loc"][1:])
+    for problem in error.errors()[:_MOST_PROBLEMS]:
+        where = shown_name(".".join(str(part) for part in problem["loc"][1:])[:_LONGEST_NAME])
         lines.append(f"{where}: {problem['msg']}" if where else str(problem["msg"]))
     return "; ".join(lines)
+
+
+class _Bodies:
+    """In front of everything but uploads, which have a limit of their own: no body fills the memory."""
+
+    def __init__(self, app: Application) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        left = _MOST_BODY
+
+        async def counted() -> MutableMapping[str, Any]:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise HTTPException(413, f"the request is too large; at most {_MOST_BODY >> 20} MB are taken")
+            return message
+
+        upload = scope["type"] == "http" and (scope["method"], scope["path"]) == ("POST", "/v1/videos")
+        await self._app(scope, receive if upload else counted, send)

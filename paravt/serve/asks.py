@@ -93,8 +93,9 @@ class Ask(Generic[RequestT]):
             return None
         return (time.time() if self.ended is None else self.ended) - self.started
 
-    async def follow(self, after: int = 0) -> AsyncIterator[Logged]:
-        """The events with a number above `after`, those that are still to come included, to the last."""
+    async def follow(self, after: int = 0, *, quiet: float = math.inf) -> AsyncIterator[Logged | None]:
+        """The events with a number above `after`, those that are still to come included, to the last; None after each
+        `quiet` seconds without one."""
         while True:
             changed = self._changed
             for entry in [entry for entry in self.log if entry.number > after]:
@@ -104,7 +105,10 @@ class Ask(Generic[RequestT]):
                 continue  # something came while the last one was sent
             if self.over:
                 return
-            await changed.wait()
+            try:
+                await asyncio.wait_for(changed.wait(), None if quiet == math.inf else quiet)
+            except asyncio.TimeoutError:  # in Python 3.10 another one than the builtin
+                yield None
 
     async def wait(self) -> None:
         """Until it has ended."""

@@ -20,8 +20,9 @@ from paravt.agent import CropDone, CropStarted, EpisodeConfig, Event, OverviewRe
 from paravt.answers import LETTERS
 from paravt.engines.base import Engine
 from paravt.serve.follow import follow_episode
+from paravt.serve.messages import LONGEST, is_text
 from paravt.serve.player import ask_sample, failure, plain
-from paravt.serve.videos import MOST_LISTED, Probes, Video, inside, shown_name, video_files
+from paravt.serve.videos import MEDIA_TYPES, MOST_LISTED, Probes, Video, inside, shown_name, video_files
 from paravt.terminal import clock, printable, problems, span
 from paravt.types import Episode
 from paravt.video import FrameReader
@@ -71,7 +72,7 @@ def build_server(engine: Engine, root: Path, *, config: EpisodeConfig, concurren
     )
 
     def find(name: str) -> Video:
-        path = None if PurePath(name).is_absolute() or ".." in PurePath(name).parts else inside(root, name)
+        path = inside(root, name) if _listable(name) else None
         if path is None:
             raise ToolError(f"there is no video {json.dumps(name[:200])} here; list_videos names those there are")
         info = probes(path)
@@ -103,6 +104,8 @@ def build_server(engine: Engine, root: Path, *, config: EpisodeConfig, concurren
             raise ToolError("the question is empty")
         if len(options) > len(LETTERS):
             raise ToolError(f"{len(options)} options; at most {len(LETTERS)} can be lettered")
+        if not all(is_text(text) and len(text) <= LONGEST for text in (question, *options)):
+            raise ToolError(f"the question or an option has characters that are no text, or more than {LONGEST}")
         if not 1 <= frames <= _MOST_FRAMES:
             raise ToolError(f"frames: {frames} is not between 1 and {_MOST_FRAMES}")
         found = await asyncio.to_thread(find, video)
@@ -118,6 +121,13 @@ def build_server(engine: Engine, root: Path, *, config: EpisodeConfig, concurren
         raise AssertionError("an episode ends with an episode")
 
     return server
+
+
+def _listable(name: str) -> bool:
+    """Whether `list_videos` could name it so."""
+    path = PurePath(name)
+    hidden = any(part.startswith(".") for part in path.parts)  # the way up included
+    return not path.is_absolute() and not hidden and path.suffix.lower() in MEDIA_TYPES and shown_name(name) == name
 
 
 def _answer(episode: Episode, video: Video) -> Answer:

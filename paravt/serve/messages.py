@@ -13,7 +13,14 @@ from paravt.serve.asks import Ask, State
 from paravt.serve.videos import Video
 from paravt.types import Dispatch
 
-Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=8000)]
+LONGEST = 8000
+"""Characters of a question, and of an option."""
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=LONGEST)]
+
+
+def is_text(text: str) -> bool:
+    """Not with zero bytes or halves of characters, which JSON can hold and UTF-8 cannot."""
+    return not any("\ud800" <= c <= "\udfff" or c == "\0" for c in text)
 
 
 class AskRequest(BaseModel):
@@ -32,9 +39,8 @@ class AskRequest(BaseModel):
     @field_validator("question", "options")
     @classmethod
     def _text(cls, value: str | list[str]) -> str | list[str]:
-        for text in [value] if isinstance(value, str) else value:
-            if any("\ud800" <= c <= "\udfff" or c == "\0" for c in text):
-                raise ValueError("has characters that are no text")
+        if not all(map(is_text, [value] if isinstance(value, str) else value)):
+            raise ValueError("has characters that are no text")
         return value
 
 

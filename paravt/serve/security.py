@@ -158,7 +158,7 @@ def _refusal(scope: Scope, access: Access) -> tuple[int, str] | None:
 def _same_site(scope: Scope, host: str) -> bool:
     """False for what another page sends. Programs that are no browsers say nothing about pages, and may."""
     for origin in _header(scope, "origin"):
-        if urlsplit(origin).netloc.lower() != host.lower():
+        if origin.partition("://")[2].lower() != host.lower():
             return False
     sites, modes = _header(scope, "sec-fetch-site"), _header(scope, "sec-fetch-mode")
     if all(site in ("same-origin", "none") for site in sites):

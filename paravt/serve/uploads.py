@@ -36,12 +36,14 @@ async def receive_video(request: Request, library: Library, max_bytes: int) -> V
     declared = whole_number(request.headers.get("content-length", ""))
     if declared > max_bytes + _HEADERS:
         raise _too_large(max_bytes)
-    if shutil.disk_usage(library.uploads).free < declared + _RESERVE:
-        raise HTTPException(507, "no room for uploads on the server's disk")
-    form = _Form(library, max_bytes)
+    form, received = _Form(library, max_bytes), 0
     try:
+        form.check_room(declared)
         parser = MultipartParser(options[b"boundary"], form.callbacks())
         async for chunk in request.stream():
+            received += len(chunk)
+            if received > max_bytes + _HEADERS:  # whatever it is that never ends
+                raise _too_large(max_bytes)
             if chunk:
                 await asyncio.to_thread(parser.write, chunk)
         parser.finalize()
@@ -89,6 +91,11 @@ class _Form:
             "on_headers_finished": self.headers_finished,
         }
 
+    def check_room(self, more: int = 0) -> None:
+        """Others write at the same time, and not everybody says beforehand how much will come."""
+        if shutil.disk_usage(self.library.uploads).free < more + _RESERVE:
+            raise HTTPException(507, "no room for uploads on the server's disk")
+
     def keep(self) -> Video:
         if self.id is None or self.path is None or self._file is not None:
             raise HTTPException(422, _FORM)
@@ -132,6 +139,7 @@ class _Form:
         self._size += end - start
         if self._size > self.max_bytes:
             raise _too_large(self.max_bytes)
+        self.check_room()
         self._file.write(data[start:end])
 
     def part_end(self) -> None:

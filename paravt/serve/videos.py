@@ -89,7 +89,8 @@ def safe_name(name: str) -> str:
     kept = "".join(c if c.isprintable() else "_" for c in base)
     kept = " ".join(_BAD_IN_NAMES.sub("_", kept).split()).strip(". ")
     stem, suffix = os.path.splitext(kept)
-    return (stem[:60] + suffix[:10]) or "video"
+    short = stem[:60].encode()[:200].decode(errors="ignore")  # a file system counts bytes
+    return (short + suffix[:10]) or "video"
 
 
 class Probes:
@@ -155,14 +156,20 @@ class Library:
         return None if entry is None else self._video(id, entry)
 
     def _uploads(self) -> list[tuple[str, _Entry]]:
-        ids = [path.name for path in sorted(self.uploads.iterdir(), key=_age)]
+        try:
+            ids = [path.name for path in sorted(self.uploads.iterdir(), key=_age)]
+        except OSError:  # who cleans up temporary files has been here
+            return []
         return [(id, entry) for id in ids if (entry := self._upload(id)) is not None]
 
     def _upload(self, id: str) -> _Entry | None:
         directory = self.uploads / id
         if not _ID.fullmatch(id) or directory.is_symlink() or not directory.is_dir():
             return None
-        name = next((name for name in sorted(os.listdir(directory)) if not name.startswith(".")), None)
+        try:
+            name = next((name for name in sorted(os.listdir(directory)) if not name.startswith(".")), None)
+        except OSError:  # it is being removed
+            return None
         return None if name is None else _Entry(self.uploads, f"{id}/{name}", True)
 
     def _video(self, id: str, entry: _Entry) -> Video | None:

@@ -24,16 +24,14 @@ from paravt.errors import DataError
 from paravt.report.library import Library, Place
 from paravt.report.page import asset, policy, render
 from paravt.report.reading import Notes, real_file, to_json
-from paravt.report.videos import PictureBook, VideoFinder
+from paravt.report.videos import PictureBook, VideoFinder, check_directories
 from paravt.serve.security import Guard, listen
+from paravt.serve.videos import MEDIA_TYPES, Probes
 
 _FRESH = 2.0
 """Seconds for which a list is sent again as it is; or longer, if it took long to make."""
 _MOST_PICTURES = 20_000
 """That are kept in memory: a few hundred megabytes at most."""
-_TYPES = {".mp4": "video/mp4", ".m4v": "video/mp4", ".mov": "video/quicktime", ".webm": "video/webm",
-          ".mkv": "video/x-matroska", ".ts": "video/mp2t", ".avi": "video/x-msvideo"}  # fmt: skip
-"""Files of another kind are sent as none that a browser shows."""
 
 
 class View:
@@ -43,12 +41,11 @@ class View:
         self, paths: Sequence[Path], videos: Sequence[Path], clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Raises DataError for a path that holds no run, or a directory of videos that is none."""
-        for path in videos:
-            if not path.is_dir():
-                raise DataError(f"--videos {path}: is no directory")
+        self._roots = check_directories(videos)
         self.library = Library(paths)
-        self._finder, self._roots = VideoFinder(videos), list(videos)
+        self._finder = VideoFinder(self._roots)
         self._book = PictureBook(self._finder)
+        self._probes = Probes()
         self._clock = clock
         self._lock = threading.Lock()
         self._places: dict[str, Place] = {}
@@ -82,13 +79,14 @@ class View:
     def video(self, id: str) -> Path | None:
         """The file of a video that was shown; None if there is none, or if it may be opened no more."""
         path, allowed = self._videos.get(id, (None, ()))
-        return None if path is None else real_file(path, allowed)
+        found = None if path is None else real_file(path, allowed)
+        return None if found is None or self._probes(found) is None else found
 
     def _video(self, place: Place, video: str) -> str | None:
         """Where the page finds the video of an episode."""
         own, base = place.source.roots, place.file.spec.path.parent
         path, _ = self._finder.find(video, own, base)
-        if path is None:
+        if path is None or self._probes(path) is None:  # a run may call any file of its directories a video
             return None
         id = hashlib.blake2b(str(path).encode("utf-8", "surrogateescape"), digest_size=12, key=self._key).hexdigest()
         self._videos[id] = path, tuple(self._roots or own)
@@ -110,7 +108,10 @@ def create_app(view: View) -> FastAPI:
 
     @app.get("/data/report.json")
     def report() -> Response:
-        return Response(view.report(), media_type="application/json")
+        try:
+            return Response(view.report(), media_type="application/json")
+        except DataError as error:  # the run is gone, or not back yet
+            raise HTTPException(503, str(error)) from None
 
     @app.get("/data/chunks/{name}.json")
     def chunk(name: str) -> Response:
@@ -124,7 +125,8 @@ def create_app(view: View) -> FastAPI:
         path = view.video(id)
         if path is None:
             raise HTTPException(404, "there is no such video")
-        return FileResponse(path, media_type=_TYPES.get(path.suffix.lower(), "application/octet-stream"))
+        # whatever else a run names as its video is sent as nothing that a browser shows
+        return FileResponse(path, media_type=MEDIA_TYPES.get(path.suffix.lower(), "application/octet-stream"))
 
     return app
 

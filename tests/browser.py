@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
+_PATIENCE = 60_000
+"""Milliseconds until something is not there: the machine may be doing something else."""
 _QUIET = ("--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync",
           "--disable-quic", "--disable-gpu", "--no-sandbox")  # fmt: skip
 
@@ -23,6 +25,7 @@ def chromium() -> Iterator[Browser]:
     path = next((found for name in _NAMES if (found := shutil.which(name))), None)
     if path is None:
         pytest.skip(f"no browser: none of {', '.join(_NAMES)} is installed")
+    expect.set_options(timeout=_PATIENCE)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=list(_QUIET), timeout=120_000)
         yield browser
@@ -45,7 +48,7 @@ def watched(browser: Browser, width: int = 1280, height: int = 900, dark: bool =
     context = browser.new_context(
         viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", reduced_motion="reduce"
     )
-    context.set_default_timeout(60_000)  # of a machine that does something else
+    context.set_default_timeout(_PATIENCE)
     page = context.new_page()
     seen = Watched(page)
 

@@ -155,12 +155,15 @@ def hostile_episode(number: int) -> Episode:
     main = replace(
         made.main, segments=(prompt(text, frames), sampled(text), *made.main.segments[2:]), seconds=float("inf")
     )
-    crops = (*(replace(crop, report=text, error=text, missing=(text,)) for crop in made.crops), bad)
+    unknown: tuple[Any, ...] = ("constructor", "__proto__", text)
+    odd = [replace(bad, index=10 + n, status=status) for n, status in enumerate(unknown)]
+    crops = (*(replace(crop, report=text, error=text, missing=(text,)) for crop in made.crops), bad, *odd)
     return replace(
         made, main=main, turns=(parse_turn(text), parse_turn(f"<think>{text}</think><tool_call>{text}</tool_call>")),
         crops=crops, answer=text, overview_times=(0.5, 1.5, float("nan")), duration=float("nan"),
         rewards={"total": Score(float("nan"), text, text), "accuracy": Score.unscored(text), text: Score(0.5)},
         errors=(EpisodeError(text, text, text, False),), timings={text: float("inf"), "total": 1.0},
+        end=unknown[number % 3],
     )  # fmt: skip
 
 
@@ -177,6 +180,9 @@ def write_hostile_run(parent: Path) -> Path:
         {"step": 1, HOSTILE: 1.0, "kappa": HOSTILE, "f_strict": float("nan")},
         {"step": HOSTILE},
         {"step": 2, "kappa": 1e400},
+        {"step": 10**400, "kappa": 1.0},
+        {"step": 3, "kappa": 1e308, "__proto__": 1.0, "constructor": 2.0},
+        {"step": 10**15, "kappa": -1e308, "accuracy/K9": 1e-320},
     ]
     (out / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 3, "ka')
     episodes = [(f"{HOSTILE}/{n // 4}", hostile_episode(n)) for n in range(8)]

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from ask_server import Asking, Choosing
 from browser import Watched, barriers, chromium, overflow, watched
-from conftest import CASES
+from conftest import CASES, LONG
+from line import Line
 from playwright.sync_api import Browser, Page, expect
 from report_runs import write_hostile_run, write_run
+from test_serve_security import serving
 
 from paravt.agent import EpisodeConfig
 from paravt.ask import LAB_MAX_TOKENS, open_engine
@@ -20,7 +22,10 @@ from paravt.lab.demo import question_of_two_scenes
 from paravt.lab.world import write_video
 from paravt.models import QwenVL
 from paravt.report import write_report
+from paravt.serve.security import Access, listen
 from paravt.serve.videos import Library
+from paravt.serve.view import View
+from paravt.serve.view import create_app as create_view
 
 EPISODES = 2_000
 UNFOLD = "document.querySelectorAll('details').forEach(fold => { fold.open = true })"
@@ -232,3 +237,141 @@ def test_a_question_that_hangs_can_be_cancelled(browser: Browser, tiny: QwenVL, 
         page.get_by_role("button", name="Cancel").click()
         expect(page.get_by_role("status")).to_contain_text(re.compile("cancelled", re.IGNORECASE))
         assert seen.problems == []
+
+
+# ---------------------------------------------------------------------------------------------------- uploads, access
+
+
+def ask(page: Page, question: str) -> None:
+    page.locator("textarea[name=question]").fill(question)
+    page.get_by_role("button", name="Ask", exact=True).click()
+
+
+def test_an_upload_through_the_page(browser: Browser, tiny: QwenVL, tmp_path: Path) -> None:
+    (tmp_path / "uploads").mkdir()
+    large, fake = tmp_path / "large.mp4", tmp_path / "no <b>video.mp4"
+    large.write_bytes(b"\0" * (24 << 20))
+    fake.write_text("no video")
+    library = Library([], tmp_path / "uploads")
+    with Asking(Choosing(tiny), library, max_upload_bytes=1 << 20) as asking, watched(browser) as seen:
+        page = seen.page
+        page.goto(asking.url)
+        expect(page.get_by_role("button", name="Ask", exact=True)).to_be_disabled()
+        chosen = page.get_by_label("or upload one")
+        chosen.set_input_files(fake)
+        expect(page.get_by_role("alert")).to_contain_text("no _b_video.mp4: not a readable video")
+        chosen.set_input_files(large)
+        expect(page.get_by_role("alert")).to_have_text("the file is too large; at most 1 MB are taken")
+        assert [text for text in seen.problems if "422" not in text and "413" not in text] == []
+        seen.problems.clear()
+
+        chosen.set_input_files(LONG)
+        expect(page.get_by_role("alert")).to_have_count(0)
+        expect(page.locator("form select").first).to_contain_text("longgop.mp4 (2:00)")
+        ask(page, "What happens?")
+        expect(page.locator(".verdict .answer b")).to_have_text("a cat at 15 seconds")
+        page.wait_for_function("document.querySelector('video').readyState > 0")  # it plays
+        assert seen.problems == []
+        assert len(list((tmp_path / "uploads").iterdir())) == 1
+
+
+def test_an_upload_that_is_stopped(browser: Browser, tiny: QwenVL, tmp_path: Path) -> None:
+    (tmp_path / "uploads").mkdir()
+    large = tmp_path / "large.mp4"
+    large.write_bytes(b"\0" * (8 << 20))
+    with Asking(Choosing(tiny), Library([], tmp_path / "uploads")) as asking, watched(browser) as seen:
+        page = seen.page
+        page.goto(asking.url)
+        page.context.new_cdp_session(page).send(
+            "Network.emulateNetworkConditions",
+            {"offline": False, "latency": 0, "downloadThroughput": -1, "uploadThroughput": 100_000},
+        )
+        page.get_by_label("or upload one").set_input_files(large)
+        page.get_by_role("button", name="Stop").click()
+        expect(page.get_by_role("alert")).to_have_text("The upload was stopped.")
+        expect(page.get_by_label("or upload one")).to_be_enabled()
+
+
+def test_the_token_in_the_address_is_enough_for_all_of_the_page(browser: Browser, tiny: QwenVL, tmp_path: Path) -> None:
+    access = Access(frozenset({"127.0.0.1"}), "a-secret_token", cookie="paravt-test")
+    with (
+        Asking(Choosing(tiny), Library([CASES / "video"], tmp_path), access=access) as asking,
+        watched(browser) as seen,
+    ):
+        page = seen.page
+        for address in (asking.url, f"{asking.url}/?token=wrong"):
+            answer = page.goto(address)
+            assert answer is not None
+            assert answer.status == 401
+            expect(page.locator("body")).to_contain_text("a token is needed; use the address that the server printed")
+        seen.problems.clear()
+        page.goto(f"{asking.url}/?token=a-secret_token")
+        assert page.url == f"{asking.url}/"  # it is not left where others see it
+        page.locator("form select").first.select_option(label="longgop.mp4 (2:00)")
+        ask(page, "What happens?")
+        expect(page.locator(".verdict .answer b")).to_have_text("a cat at 15 seconds")  # by events
+        page.wait_for_function("document.querySelector('video').readyState > 0")
+        page.reload()
+        expect(page.locator(".verdict .answer b")).to_have_text("a cat at 15 seconds")
+        assert page.evaluate("document.cookie") == ""  # no script reads it
+        assert seen.problems == []
+
+
+# ---------------------------------------------------------------------------------------------------- servers that go
+
+
+def test_a_question_is_followed_again_when_the_server_can_be_reached_again(
+    browser: Browser, tiny: QwenVL, tmp_path: Path
+) -> None:
+    with (
+        Asking(Choosing(tiny), Library([CASES / "video"], tmp_path)) as asking,
+        Line(int(asking.url.rpartition(":")[2])) as line,
+        watched(browser) as seen,
+    ):
+        page, said = seen.page, seen.page.get_by_role("status")
+        page.goto(line.url)
+        page.locator("form select").first.select_option(label="longgop.mp4 (2:00)")
+        ask(page, "hang on")
+        expect(said).to_have_text("Watching: 0 of 2 windows have reported.")
+        line.cut()
+        expect(said).to_have_text("The server cannot be reached.")
+        expect(page.get_by_role("button", name="Cancel")).to_have_count(0)
+        page.wait_for_timeout(5_000)  # it tries more than once
+        line.mend()
+        expect(said).to_have_text("Watching: 0 of 2 windows have reported.")
+        expect(page.get_by_role("button", name=re.compile(r"^Call 1\.\d, "))).to_have_count(2)
+        page.get_by_role("button", name="Cancel").click()
+        expect(said).to_have_text("Cancelled.")
+
+
+def test_a_server_that_comes_back_without_its_questions(browser: Browser, tiny: QwenVL, tmp_path: Path) -> None:
+    library = Library([CASES / "video"], tmp_path)
+    with Asking(Choosing(tiny), library) as first:
+        port = int(first.url.rpartition(":")[2])
+        with Line(port) as line, watched(browser) as seen:
+            page, said = seen.page, seen.page.get_by_role("status")
+            page.goto(line.url)
+            page.locator("form select").first.select_option(label="longgop.mp4 (2:00)")
+            ask(page, "hang on")
+            expect(said).to_have_text("Watching: 0 of 2 windows have reported.")
+            line.cut()  # as by kill -9: it says no farewell
+            expect(said).to_have_text("The server cannot be reached.")
+            with Asking(Choosing(tiny), library) as second:
+                line.to = int(second.url.rpartition(":")[2])
+                line.mend()
+                expect(said).to_have_text("there is no such question (any more)")
+                ask(page, "What happens?")
+                expect(page.locator(".verdict .answer b")).to_have_text("a cat at 15 seconds")
+
+
+def test_a_view_goes_on_when_its_server_is_there_again(browser: Browser, tmp_path: Path) -> None:
+    view = View([write_run(tmp_path / "run", steps=1, groups=1, size=2)], [])
+    with serving(listen(), create_view(view)) as port, Line(port) as line, watched(browser) as seen:
+        page = seen.page
+        page.goto(line.url)
+        expect(page.locator("header .chip")).to_have_text("live")
+        line.cut()
+        expect(page.locator("header .chip")).to_have_text("The server cannot be reached.")
+        line.mend()
+        expect(page.locator("header .chip")).to_have_text("live")
+    view.close()

@@ -231,6 +231,23 @@ def test_who_leaves_a_stream_is_no_error(asking: Asking, long: str) -> None:
     assert heard.lines == []
 
 
+def test_an_upload_under_way_when_the_server_stops(asking: Asking, tmp_path: Path) -> None:
+    log, heard = logging.getLogger("uvicorn.error"), Heard()
+    log.addHandler(heard)
+    host = asking.url.removeprefix("http://")
+    form = f"POST /v1/videos HTTP/1.1\r\nHost: {host}\r\nContent-Length: 999\r\n"
+    form += "Content-Type: multipart/form-data; boundary=x\r\n\r\n--x\r\nContent-Disposition: form-data; "
+    address, _, port = host.rpartition(":")
+    with socket.create_connection((address, int(port)), timeout=60) as client:
+        client.sendall(f'{form}name="file"; filename="v.mp4"\r\n\r\nabc'.encode())
+        while not list(tmp_path.glob(".part-*/v.mp4")):  # it has begun
+            assert asking.client.get("/healthz").status_code == 200
+        asking.stop()
+    log.removeHandler(heard)
+    assert [line for line in heard.lines if "ASGI" in line] == []
+    assert list(tmp_path.iterdir()) == []
+
+
 async def test_a_quiet_stream_is_kept_alive() -> None:
     ask: Ask[str] = Ask("?")
     stream = ask.follow(quiet=0.01)

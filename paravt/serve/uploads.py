@@ -29,7 +29,7 @@ _FORM = "send the file as multipart/form-data, in a part with the name `file`"
 
 async def receive_video(request: Request, library: Library, max_bytes: int) -> Video:
     """The uploaded video, in the library. Raises HTTPException, and leaves nothing behind, if it cannot be taken:
-    413 too large, 422 not a form or not a video or too long, 507 no room."""
+    413 too large, 422 not a form or not a video or too long, 503 the server ends, 507 no room."""
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
         raise HTTPException(422, _FORM)
@@ -50,6 +50,8 @@ async def receive_video(request: Request, library: Library, max_bytes: int) -> V
         return await asyncio.to_thread(form.keep)
     except FormParserError:
         raise HTTPException(422, _FORM) from None
+    except asyncio.CancelledError:  # by nobody but a server that ends
+        raise HTTPException(503, "the server stops") from None
     except ClientDisconnect:
         raise HTTPException(400, "the upload broke off") from None
     except VideoError as error:

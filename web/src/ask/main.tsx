@@ -30,7 +30,7 @@ function App() {
   const video = asked?.video ?? state.video ?? videos[0]?.id ?? "";
   const shown = videos.find(({ id }) => id === video);
   const { player, at, seek } = useVideo(progress?.episode.video_url ?? shown?.url ?? null);
-  const going = progress && (progress.state === "queued" || progress.state === "running");
+  const going = progress && !broken && (progress.state === "queued" || progress.state === "running");
   return (
     <div class="page">
       <header class="top-of-page"><h1>Ask a long video</h1></header>

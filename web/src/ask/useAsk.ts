@@ -1,13 +1,13 @@
 import { useEffect, useState } from "preact/hooks";
 import type { AskEvent, AskState } from "../schema";
-import { get, withToken } from "../shared/net";
+import { get, Unreachable, withToken } from "../shared/net";
 import { advance, begin, type Progress } from "./progress";
 
 const NAMES: AskEvent["event"][] = ["queued", "started", "overview", "turn", "crop_started", "crop_done", "done", "failed", "cancelled"];
 const ENDS = ["done", "failed", "cancelled"];
 const RETRY_MS = 2000;
 
-/** Follows a question until it ends. A stream that breaks is taken up again. */
+/** Follows a question until it ends. A stream that breaks is taken up again, as soon as the server is there again. */
 export function useAsk(id: string | undefined, question: string): { progress: Progress | null; problem: string | null } {
   const [held, setHeld] = useState<{ id: string; progress: Progress } | null>(null);
   const [problem, setProblem] = useState<string | null>(null);
@@ -42,7 +42,9 @@ export function useAsk(id: string | undefined, question: string): { progress: Pr
         setProblem(null);
         if (!ENDS.includes(state.state)) listen();
       } catch (error) {
-        if (!stopped) setProblem(error instanceof Error ? error.message : String(error));
+        if (stopped) return;
+        setProblem(error instanceof Error ? error.message : String(error));
+        if (error instanceof Unreachable) timer = setTimeout(open, RETRY_MS);
       }
     };
     void open();

@@ -54,7 +54,8 @@ export function lines(groups: [string, Run[]][], hidden: Set<string>, metric: st
   const columns = shown.map(({ runs }) => {
     const at = new Map<number, number[]>();
     for (const { metrics } of runs) {
-      metrics?.values[metric]?.forEach((value, index) => {
+      if (!metrics || !Object.hasOwn(metrics.values, metric)) continue;
+      metrics.values[metric].forEach((value, index) => {
         const step = metrics.step[index];
         if (value !== null) at.set(step, [...(at.get(step) ?? []), value]);
       });

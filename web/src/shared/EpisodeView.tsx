@@ -5,7 +5,7 @@ import type { CropView, Episode } from "../schema";
 import { useEscape } from "./hooks";
 import { HeatSwitch, Pieces, scale, Timed, type Heat } from "./Text";
 import { cropName, Frame, Timeline, windowOf } from "./Timeline";
-import { clock, endInWords, kindInWords, number, plural, STATUS } from "./words";
+import { clock, endInWords, kindInWords, number, plural, statusInWords } from "./words";
 import type { Seek } from "./Video";
 
 /** Options that bring their letters along. */
@@ -106,7 +106,7 @@ function Crop({ crop, heat, most, seek, onClose }: { crop: CropView | null; heat
   return (
     <section class="crop" aria-label={`Call ${cropName(crop)}`}>
       <header>
-        <h3>Call {cropName(crop)} <span class={`bar ${crop.status}`} /> {STATUS[crop.status].glyph} {STATUS[crop.status].word}</h3>
+        <h3>Call {cropName(crop)} <span class={`bar ${crop.status}`} /> {statusInWords(crop.status).glyph} {statusInWords(crop.status).word}</h3>
         <span class="facts muted"><span>{windowOf(crop)}</span><span>{plural(crop.frames.length, "frame")}</span><span>{plural(crop.sampled_tokens, "token")}</span><span>{number(crop.seconds)} s</span></span>
         <button type="button" class="close" onClick={onClose} aria-label="Close this call">✕</button>
       </header>

@@ -3,7 +3,7 @@ import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import type { CropView, Episode, Thumbnail } from "../schema";
 import { roving } from "./hooks";
-import { clock, number, picture, plural, STATUS } from "./words";
+import { clock, number, picture, plural, statusInWords } from "./words";
 import type { Seek } from "./Video";
 
 export const cropName = (crop: CropView) => `${crop.turn + 1}.${crop.index + 1}`;
@@ -94,7 +94,7 @@ export function Timeline({ episode, chosen, onChoose, at, seek }: Props) {
         <div key={turn} class="lanes" role="group" aria-label={`Calls of turn ${turn + 1}`} onKeyDown={roving}>
           <span class="gutter" title={`Turn ${turn + 1}`}>T{turn + 1}</span>
           {episode.crops.filter((crop) => crop.turn === turn).map((crop, index) => {
-            const { glyph, word } = STATUS[crop.status];
+            const { glyph, word } = statusInWords(crop.status);
             const [start, end] = [share(crop.start ?? 0), share(crop.end ?? 0)];
             const inside = Math.max(start, 1 - end) < 0.35; // no room beside it
             const beside = inside || start > 1 - end ? { right: `${(1 - (inside ? end : start)) * 100}%` } : { left: `${end * 100}%` };
@@ -130,7 +130,7 @@ function CropHint({ crop }: { crop: CropView }) {
   const said = crop.report ?? crop.error ?? (crop.status === "running" ? "The sub-agent is watching." : "");
   return (
     <>
-      <div><b>{cropName(crop)} {STATUS[crop.status].word}</b> {windowOf(crop)}, {plural(crop.frames.length, "frame")}, {number(crop.seconds)} s</div>
+      <div><b>{cropName(crop)} {statusInWords(crop.status).word}</b> {windowOf(crop)}, {plural(crop.frames.length, "frame")}, {number(crop.seconds)} s</div>
       <div class="hintframes">{crop.frames.slice(0, 4).map((frame, index) => <Frame key={index} frame={frame} />)}</div>
       <div>{said.slice(0, 240)}</div>
     </>

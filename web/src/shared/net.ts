@@ -8,6 +8,11 @@ export function withToken(address: string): string {
   return token ? `${address}${address.includes("?") ? "&" : "?"}token=${encodeURIComponent(token)}` : address;
 }
 
+/** Nobody answers, or only a proxy whose server is away: it may be there again soon. */
+export class Unreachable extends Error {}
+
+const AWAY = [502, 503, 504];
+
 /** FastAPI's two forms of an error, in words. */
 function inWords(text: string, status: number): string {
   try {
@@ -26,12 +31,14 @@ function inWords(text: string, status: number): string {
 async function send(method: string, address: string, body?: unknown): Promise<unknown> {
   const json: Record<string, string> = body === undefined ? {} : { "Content-Type": "application/json" };
   let response: Response;
+  let text: string;
   try {
     response = await fetch(address, { method, headers: { ...headers, ...json }, body: JSON.stringify(body) });
+    text = await response.text();
   } catch {
-    throw new Error("The server cannot be reached.");
+    throw new Unreachable("The server cannot be reached.");
   }
-  const text = await response.text();
+  if (AWAY.includes(response.status)) throw new Unreachable(inWords(text, response.status));
   if (!response.ok) throw new Error(inWords(text, response.status));
   return text ? JSON.parse(text) : null;
 }

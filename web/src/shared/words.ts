@@ -11,6 +11,9 @@ export const STATUS: Record<CropView["status"], { glyph: string; word: string }>
   running: { glyph: "…", word: "running" },
 };
 
+/** Of a status that a file has and nobody knows, itself. */
+export const statusInWords = (status: string) => (Object.hasOwn(STATUS, status) ? STATUS[status as CropView["status"]] : { glyph: "?", word: status });
+
 const KINDS: Record<string, string> = {
   think_unclosed: "think never closed",
   think_missing: "no think",
@@ -34,8 +37,8 @@ const ENDS: Record<string, string> = {
   failed: "failed",
 };
 
-export const kindInWords = (kind: string) => KINDS[kind] ?? kind.replaceAll("_", " ");
-export const endInWords = (end: string) => ENDS[end] ?? end.replaceAll("_", " ");
+export const kindInWords = (kind: string) => Object.hasOwn(KINDS, kind) ? KINDS[kind] : kind.replaceAll("_", " ");
+export const endInWords = (end: string) => Object.hasOwn(ENDS, end) ? ENDS[end] : end.replaceAll("_", " ");
 
 /** Three significant digits; integers as they are. */
 export function number(value: number | null | undefined): string {

@@ -93,8 +93,9 @@ def read_evaluation(path: Path) -> Evaluation:
     return Evaluation(summary, replace(run, results=results), values, kept)
 
 
-def flipped(one: Evaluation, other: Evaluation, names: tuple[str, str]) -> list[Table]:
-    """What changed from the first run to the second, whose rows are linked to."""
+def flipped(one: Evaluation, other: Evaluation, first: str) -> list[Table]:
+    """What changed from the first run, by its name, to the other, whose rows are linked to. The other's columns do not
+    have its name: the page joins the tables of all runs that are compared with the first."""
     try:
         found = compare(one.run, other.run)
     except (ValueError, ZeroDivisionError):  # nothing that could be paired
@@ -105,14 +106,14 @@ def flipped(one: Evaluation, other: Evaluation, names: tuple[str, str]) -> list[
                row.failed])
         for row in found
     ]  # fmt: skip
-    columns = ["benchmark", "rows of", "measure", "pairs", f"{names[0]}, %", f"{names[1]}, %", "difference", "from",
-               "to", "gained", "lost", "McNemar p", "left out: failed"]  # fmt: skip
+    columns = ["benchmark", "rows of", "measure", "pairs", f"{first}, %", "this run, %", "difference", "from", "to",
+               "gained", "lost", "McNemar p", "left out: failed"]  # fmt: skip
     flips = [flip for row in found for flip in row.flips]
-    out: list[Table] = [{"title": f"Compared with {names[0]}, 95 %", "columns": columns, "rows": numbers}]
-    heads = ["benchmark", "question", "right answer", names[0], names[1]]
+    out: list[Table] = [{"title": f"Compared with {first}, 95 %", "columns": columns, "rows": numbers}]
+    heads = ["benchmark", "question", "right answer", first, "this run"]
     for direction, title in (("gained", "Gained"), ("lost", "Lost")):
         rows = [_flip(flip) for flip in flips if flip.direction == direction]
-        out.append({"title": f"{title} against {names[0]}", "columns": heads, "rows": rows})
+        out.append({"title": f"{title} against {first}", "columns": heads, "rows": rows})
     return [table for table in out if table["rows"]]
 
 

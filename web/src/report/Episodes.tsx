@@ -32,7 +32,7 @@ export function Episodes({ report, rows, kept, link, state, change, last }: Prop
   return (
     <section aria-label="Episodes" class="episodes">
       <form class="filters" role="search" onSubmit={(event) => event.preventDefault()}>
-        <label class="wide">Text <input type="search" value={state.q ?? ""} placeholder="question, answer, id" onInput={(event) => change({ q: event.currentTarget.value }, "same")} /></label>
+        <label class="wide">Text <input type="search" value={state.q ?? ""} placeholder="question, answer, run, id" onInput={(event) => change({ q: event.currentTarget.value }, "same")} /></label>
         {FILTERS.map(({ key, label }, index) =>
           choices[index].length > 1 || state[key] ? (
             <label key={key}>{label}

@@ -29,7 +29,7 @@ export function allRows(report: Report): Row[] {
       const accuracy = row.rewards.accuracy ?? null;
       const mark: Mark = accuracy === null ? "unscored" : accuracy >= 0.5 ? "right" : "wrong";
       const reward = "total" in row.rewards ? row.rewards.total : accuracy;
-      const haystack = [row.question, row.answer, row.truth, row.id, row.sample, ...row.failures].join("\n").toLowerCase();
+      const haystack = [run.name, row.question, row.answer, row.truth, row.id, row.sample, ...row.failures].join("\n").toLowerCase();
       return { ...row, run, ref: makeRef(run.id, row.id), mark, reward, haystack };
     }),
   );

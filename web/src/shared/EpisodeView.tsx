@@ -72,6 +72,7 @@ export function EpisodeView({ episode, heat, onHeat, at, seek, children }: Props
         </ul>
       )}
       <Timeline episode={episode} chosen={chosen} onChoose={(crop) => setPlace(crop && cropName(crop))} at={at} seek={seek} />
+      <Reports crops={episode.crops} seek={seek} />
       {kept ? <HeatSwitch heat={heat} most={most} onHeat={onHeat}>{turns}</HeatSwitch> : turns}
       {rewards.length > 0 && (
         <table class="rewards">
@@ -97,6 +98,25 @@ function Answer({ episode, seek }: { episode: Episode; seek: Seek }) {
       {episode.forced && <span class="chip">forced</span>}{" "}
       {episode.truth !== null && <span><span class="muted">Truth</span> <b><Timed text={episode.truth} seek={seek} /></b></span>}
     </>
+  );
+}
+
+/** What the sub-agents said, next to each other as the main agent reads it. */
+function Reports({ crops, seek }: { crops: CropView[]; seek: Seek }) {
+  const said = crops.filter((crop) => crop.report !== null || crop.error !== null);
+  if (!said.length) return null;
+  return (
+    <section aria-label="Reports">
+      <h3>Reports</h3>
+      <ul class="reports">
+        {said.map((crop) => (
+          <li key={cropName(crop)}>
+            {crop.start === null ? <span class="muted">{windowOf(crop)}</span> : <button type="button" class="time" title={`Go to ${number(crop.start)} s`} onClick={() => seek(crop.start ?? 0)}>{windowOf(crop)}</button>}
+            <span>{crop.report !== null ? <Timed text={crop.report} seek={seek} /> : <><span class="chip poor">{STATUS[crop.status].word}</span> {crop.error}</>}</span>
+          </li>
+        ))}
+      </ul>
+    </section>
   );
 }
 

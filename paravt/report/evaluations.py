@@ -140,7 +140,8 @@ def _scores(summary: Summary) -> Table:
             rows.append(_line([
                 bench.title or bench.name, block.type, block.measure, _percent(block.accuracy),
                 *_interval(block.interval), _percent(block.accuracy_played), _percent(block.macro), recalls or None,
-                counts.right, counts.wrong, counts.unparsable, counts.failed, counts.no_gold, block.asked - counts.rows,
+                counts.right, counts.wrong, counts.unparsable or None, counts.failed or None, counts.no_gold or None,
+                block.asked - counts.rows or None,
             ]))  # fmt: skip
     columns = ["benchmark", "rows of", "measure", "score, %", "from", "to", "without failed, %", "macro, %", "recalls",
                "right", "wrong", "unparsable", "failed", "no reference", "not played"]  # fmt: skip
@@ -212,8 +213,6 @@ def _interval(interval: Any) -> list[float | None]:
 
 def without_empty(table: Table) -> Table:
     """Without columns that have nothing in them."""
-    kept = [
-        at for at in range(len(table["columns"])) if any(row["cells"][at] not in (None, 0) for row in table["rows"])
-    ]
+    kept = [at for at in range(len(table["columns"])) if any(row["cells"][at] is not None for row in table["rows"])]
     rows: list[TableRow] = [{**row, "cells": [row["cells"][at] for at in kept]} for row in table["rows"]]
     return {"title": table["title"], "columns": [table["columns"][at] for at in kept], "rows": rows}

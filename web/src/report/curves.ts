@@ -40,7 +40,7 @@ export function sections(runs: Run[], filter = ""): [string, string[]][] {
   for (const run of runs) for (const [name, values] of Object.entries(run.metrics?.values ?? {})) if (values.some((value) => value !== null)) names.add(name);
   const sectionOf = (name: string) => SECTIONS.find(([, pattern]) => pattern.test(name))?.[0] ?? "More";
   const order = [...SECTIONS.map(([title]) => title), "More"];
-  const kept = [...names].filter((name) => words.every((word) => `${name} ${sectionOf(name)}`.toLowerCase().includes(word)));
+  const kept = [...names].filter((name) => words.every((word) => name.toLowerCase().includes(word)));
   return gather(kept.sort((a, b) => budget(a) - budget(b)), sectionOf).sort(([a], [b]) => order.indexOf(a) - order.indexOf(b));
 }
 

@@ -1,6 +1,6 @@
 // The tables of all runs: those of one kind are one table, with the run in front. Pure functions.
 import type { Cell, Report } from "../schema";
-import { compare, gather } from "./rows";
+import { gather, ordered } from "./rows";
 
 export interface Line {
   cells: Cell[];
@@ -51,10 +51,5 @@ export function valueOf(cell: Cell): number | null {
   return found ? Number(found[1].replace("−", "-")) : null;
 }
 
-/** Cells without a value are last in both directions. */
-export function sorted(lines: Line[], sort: Sort | null): Line[] {
-  if (!sort) return lines;
-  const value = (line: Line) => valueOf(line.cells[sort.at]) ?? line.cells[sort.at];
-  const [known, missing] = [lines.filter((line) => value(line) !== null), lines.filter((line) => value(line) === null)];
-  return [...known.sort((a, b) => (sort.down ? -1 : 1) * compare(value(a), value(b))), ...missing];
-}
+export const sorted = (lines: Line[], sort: Sort | null): Line[] =>
+  sort ? ordered(lines, ({ cells }) => valueOf(cells[sort.at]) ?? cells[sort.at], sort.down) : lines;

@@ -5,7 +5,7 @@ import type { CropView, Episode } from "../schema";
 import { useEscape } from "./hooks";
 import { HeatSwitch, Pieces, scale, Timed, type Heat } from "./Text";
 import { cropName, Frame, Timeline, windowOf } from "./Timeline";
-import { clock, endInWords, kindInWords, number, plural, STATUS } from "./words";
+import { clock, endInWords, kindInWords, lasted, number, plural, STATUS } from "./words";
 import type { Seek } from "./Video";
 
 /** Options that bring their letters along. */
@@ -59,7 +59,7 @@ export function EpisodeView({ episode, heat, onHeat, at, seek, children }: Props
           {[
             episode.video, clock(episode.duration, true), `K = ${episode.frame_budget}`, episode.dispatch, plural(episode.turns.length, "turn"), plural(episode.crops.length, "call"),
             endInWords(episode.end), episode.prompt_tokens ? `${plural(episode.prompt_tokens, "prompt token")}, ${number(episode.sampled_tokens)} sampled` : "",
-            ...Object.entries(episode.timings).map(([name, seconds]) => `${name.replaceAll("_", " ")} ${number(seconds)} s`),
+            ...Object.entries(episode.timings).map(([name, seconds]) => `${name.replaceAll("_", " ")} ${lasted(seconds)}`),
           ].filter(Boolean).map((fact, index) => <span key={index}>{fact}</span>)}
         </p>
         {children}

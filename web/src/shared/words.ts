@@ -45,6 +45,9 @@ export function number(value: number | null | undefined): string {
   return Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3)));
 }
 
+/** How long something took. */
+export const lasted = (seconds: number) => (seconds < 1e-3 ? "under 1 ms" : `${number(seconds)} s`);
+
 export const signed = (value: number | null) => (value !== null && value > 0 ? "+" : "") + number(value).replace("-", "−");
 
 /** Seconds of a video as a clock: 1:02:03, 2:03 or, with tenths, 2:03.4. */

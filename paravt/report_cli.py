@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -67,11 +67,15 @@ def plot(
         Path | None, typer.Option("--out", "-o", help="The directory to write. Default: `plots` in the first run's.")
     ] = None,
     smooth: Annotated[int, typer.Option(min=1, help="Steps that a value is the mean of.")] = 5,
+    band: Annotated[
+        Literal["95", "range"],
+        typer.Option(help="Over seeds: the 95 % interval of the mean, or the range from the lowest to the highest."),
+    ] = "95",
 ) -> None:
     """Draw the curves of runs as PNGs; seeds of one recipe are a line with a band."""
     from paravt.report.plots import plot_runs
 
-    for file in plot_runs(runs, out, width=smooth):
+    for file in plot_runs(runs, out, width=smooth, spread=band):
         typer.echo(file)
 
 

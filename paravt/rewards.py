@@ -66,7 +66,7 @@ def reward(episode: Episode, config: RewardConfig, accuracy_score: Score | None 
     )
     terms = {
         "accuracy": right,
-        "format": Score(graded),
+        "format": Score(graded, None, "graded score of the format"),
         "tool": tool_reward(episode, right, call_cost=config.call_cost),
     }
     for name, function in zip(config.functions, functions, strict=True):
@@ -84,13 +84,15 @@ def reward(episode: Episode, config: RewardConfig, accuracy_score: Score | None 
 
 
 def _total(terms: dict[str, Score], weights: dict[str, float]) -> Score:
+    """Its explanation says what is paid, such as "accuracy + 0.5 tool": other terms are logged alone."""
     total = 0.0
     for name, score in terms.items():
         if weights[name] != 0:
             if score.value is None:
                 return Score.unscored(f"{name}: {score.explanation}")
             total += weights[name] * score.value
-    return Score(total)
+    paid = [name if weights[name] == 1 else f"{weights[name]:g} {name}" for name in terms if weights[name] != 0]
+    return Score(total, None, " + ".join(paid))
 
 
 def _failed(episode: Episode) -> Score:

@@ -14,6 +14,7 @@ from conftest import CASES, LONG
 from line import Line
 from playwright.sync_api import Browser, Page, expect
 from report_runs import write_hostile_run, write_run
+from test_eval_directory import Answerer, play, samples
 from test_serve_security import serving
 
 from paravt.agent import EpisodeConfig
@@ -37,6 +38,10 @@ class Made:
 
     large: str
     hostile: str
+    seeds: str
+    """Two seeds of one recipe, six steps."""
+    evaluations: str
+    """Of six questions, the first run has all right, the second two, the third none."""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +49,17 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     out = tmp_path_factory.mktemp("reports")
     write_report([write_run(out / "large")], out / "large.html")
     write_report([write_hostile_run(out / "hostile")], out / "hostile.html")
-    return Made((out / "large.html").as_uri(), (out / "hostile.html").as_uri())
+    seeds = [write_run(out / f"seed{seed}", steps=6, groups=2, size=4, seed=seed) for seed in range(2)]
+    write_report(seeds, out / "seeds.html")
+    for name, right in (("all", "q"), ("some", "q1 q2"), ("none", "nothing")):
+        answerer = Answerer(lambda question, right=right: f"<answer>{'B' if _asks(question, right) else 'A'}</answer>")
+        play(out / "evaluations" / name, samples(6), answerer)
+    write_report([out / "evaluations" / name for name in ("all", "some", "none")], out / "evaluations.html")
+    return Made(*((out / f"{name}.html").as_uri() for name in ("large", "hostile", "seeds", "evaluations")))
+
+
+def _asks(question: str, right: str) -> bool:
+    return any(name in question for name in right.split())
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +110,79 @@ def test_a_report_of_thousands_of_episodes(made: Made, seen: Watched) -> None:
     expect(page.get_by_role("region", name="Episode", exact=True)).to_be_visible()
     assert seen.problems == []
     assert seen.asked == [made.large]
+
+
+def test_curves_are_smoothed_found_and_read_by_keyboard(made: Made, seen: Watched) -> None:
+    page = seen.page
+    page.goto(made.seeds)
+    entropy = page.get_by_role("img", name=re.compile("^entropy over steps"))  # 1 / (step + seed)
+    expect(entropy).to_have_accessible_name("entropy over steps: seed0, seed1 from 0.75 to 0.155")
+    heading = page.locator("figure", has=entropy).locator("figcaption")
+    expect(heading).to_contain_text("entropy, nats")
+    entropy.focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    expect(heading).to_contain_text("step 5")
+    expect(heading).to_contain_text("0.183")  # of 1/5 and 1/6
+    page.get_by_label("Smooth").select_option("3")
+    expect(entropy).to_have_accessible_name("entropy over steps: seed0, seed1 from 0.583 to 0.169")
+    page.get_by_label("Metrics").fill("mismatch")
+    expect(page.locator("figure")).to_have_count(1)
+    expect(page.locator("figcaption")).to_contain_text("1e-6")
+    page.get_by_label("Metrics").fill("no such metric")
+    expect(page.get_by_text("No metric has that in its name.")).to_be_visible()
+    assert seen.problems == []
+
+
+def test_tables_of_all_runs_are_one_and_are_sorted(made: Made, seen: Watched) -> None:
+    page = seen.page
+    page.goto(made.evaluations)
+    scores = page.get_by_role("region", name="Scores, with 95 % intervals")
+    expect(scores).to_have_count(1)
+    columns = scores.locator("th").all_inner_texts()
+    rows = scores.locator("tbody tr")
+
+    def cells(column: str) -> list[str]:
+        return [row.locator("td").nth(columns.index(column)).inner_text() for row in rows.all()]
+
+    assert cells("run") == ["all", "some", "none"]
+    by_score = scores.get_by_role("button", name="score, %", exact=True)
+    by_score.focus()
+    page.keyboard.press("Enter")
+    assert [cells("run"), cells("score, %")] == [["none", "some", "all"], ["0", "33.3", "100"]]
+    assert cells("from")[0] == "0"  # and not left out
+    expect(scores.locator("th[aria-sort=ascending]")).to_have_count(1)
+    scores.get_by_role("button", name=re.compile("^score, %")).click()
+    assert cells("run") == ["all", "some", "none"]
+
+    page.get_by_role("combobox").select_option("What became of the questions")
+    expect(page.locator("table")).to_have_count(1)
+    outcomes = page.get_by_role("region", name="What became of the questions")
+    outcomes.get_by_role("button", name="rows", exact=True).click()
+    some = outcomes.locator("tbody tr", has_text="some").filter(has_text="right")
+    some.get_by_role("button").click()
+    expect(page.get_by_text("2 of 18 episodes")).to_be_visible()
+    assert seen.problems == []
+
+
+def test_groups_are_sorted_by_what_they_show(made: Made, seen: Watched) -> None:
+    page = seen.page
+    page.goto(made.large)
+    episodes(page)
+    page.get_by_role("button", name="Groups", exact=True).click()
+    page.get_by_title("Sort by calls").click()
+    page.get_by_title("Sort by calls").click()
+    rows = page.locator(".row")
+    expect(page.get_by_title("Sort by calls")).to_contain_text("↓")
+    shown = sorted(
+        (int(row.get_attribute("aria-posinset") or 0), row.locator(".c-calls").inner_text()) for row in rows.all()
+    )
+    calls = [float(text.split()[-1]) for _, text in shown]
+    assert calls == sorted(calls, reverse=True)
+    rows.first.click()
+    cards = page.locator(".card")
+    expect(cards).to_have_count(8)
+    assert all(card.evaluate("card => card.scrollWidth <= card.clientWidth") for card in cards.all())
 
 
 def test_which_tokens_got_credit(made: Made, seen: Watched) -> None:
@@ -206,6 +294,7 @@ def test_a_question_to_the_shipped_checkpoint(browser: Browser, tmp_path: Path) 
         expect(page.get_by_role("button", name=re.compile(r"^Call 1\.\d, "))).to_have_count(3)
         page.get_by_role("button", name=re.compile(r"^Call 1\.1, ")).click()
         assert page.get_by_role("region", name="Call 1.1").locator("img.frame").count() > 3
+        expect(page.get_by_role("region", name="Reports").get_by_role("listitem")).to_have_count(3)
         assert barriers(page) == []
         assert seen.problems == []
         assert all(address.startswith(asking.url) for address in seen.asked)

@@ -365,6 +365,10 @@ def test_curves_for_papers(run: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert {file.name for file in files} == {"reward.png", "format.png", "calls.png", "accuracy.png", "learning.png",
                                              "speed.png", "budgets.png"}  # fmt: skip
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
+    with pytest.raises(SystemExit) as ended:
+        main(["plot", str(run), str(second), "-o", str(tmp_path / "ranges"), "--band", "range"])
+    assert ended.value.code == 0
+    assert (tmp_path / "ranges" / "reward.png").read_bytes() != (tmp_path / "plots" / "reward.png").read_bytes()
     path = tmp_path / "some.jsonl"
     save_episodes([("", episode(question("rl-1", 0).sample, 0))], path)
     with pytest.raises(SystemExit) as ended:

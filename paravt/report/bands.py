@@ -13,8 +13,11 @@ Band = tuple[Sequence[float], Sequence[float], Sequence[float], Sequence[float]]
 """x, mean, low and high: equally long; NaN leaves a gap."""
 
 
-def plot_bands(panels: Mapping[str, Mapping[str, Band]], x: str, *, log_x: bool = False) -> bytes:
-    """One panel for each title, in it a line with its band for each name; the same name has the same colour."""
+def plot_bands(
+    panels: Mapping[str, Mapping[str, Band]], x: str, *, log_x: bool = False, note: str | None = None
+) -> bytes:
+    """One panel for each title, in it a line with its band for each name; the same name has the same colour. The note
+    stands over the names."""
     columns = min(3, max(1, len(panels)))
     lines = -(-len(panels) // columns) if panels else 1
     figure = Figure(figsize=(4.3 * columns, 3.1 * lines + 0.5), layout="constrained")
@@ -36,7 +39,8 @@ def plot_bands(panels: Mapping[str, Mapping[str, Band]], x: str, *, log_x: bool 
         label: handle for axis in figure.axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
     }
     if handles:
-        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2 * columns, fontsize="small")
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2 * columns, fontsize="small",
+                      title=note, title_fontsize="small")  # fmt: skip
     return _png(figure)
 
 

@@ -108,8 +108,9 @@ def read_evaluation(path: Path) -> Evaluation:
     return Evaluation(summary, replace(run, results=results), values, kept)
 
 
-def flipped(one: Evaluation, other: Evaluation, names: tuple[str, str]) -> list[Table]:
-    """What changed from the first run to the second, whose rows are linked to."""
+def flipped(one: Evaluation, other: Evaluation, first: str) -> list[Table]:
+    """What changed from the first run, by its name, to the other, whose rows are linked to. The other's columns do not
+    have its name: the page joins the tables of all runs that are compared with the first."""
     try:
         found = compare(one.run, other.run)
     except (ValueError, ZeroDivisionError):  # nothing that could be paired
@@ -120,14 +121,14 @@ def flipped(one: Evaluation, other: Evaluation, names: tuple[str, str]) -> list[
                row.failed])
         for row in found
     ]  # fmt: skip
-    columns = ["benchmark", "rows of", "measure", "pairs", f"{names[0]}, %", f"{names[1]}, %", "difference", "from",
-               "to", "gained", "lost", "McNemar p", "left out: failed"]  # fmt: skip
+    columns = ["benchmark", "rows of", "measure", "pairs", f"{first}, %", "this run, %", "difference", "from", "to",
+               "gained", "lost", "McNemar p", "left out: failed"]  # fmt: skip
     flips = [flip for row in found for flip in row.flips]
-    out: list[Table] = [{"title": f"Compared with {names[0]}, 95 %", "columns": columns, "rows": numbers}]
-    heads = ["benchmark", "question", "right answer", names[0], names[1]]
+    out: list[Table] = [{"title": f"Compared with {first}, 95 %", "columns": columns, "rows": numbers}]
+    heads = ["benchmark", "question", "right answer", first, "this run"]
     for direction, title in FLIPPED.items():
         rows = [_flip(flip) for flip in flips if flip.direction == direction]
-        out.append({"title": f"{title} {names[0]}", "columns": heads, "rows": rows})
+        out.append({"title": f"{title} {first}", "columns": heads, "rows": rows})
     return [table for table in out if table["rows"]]
 
 
@@ -154,7 +155,8 @@ def _scores(summary: Summary) -> Table:
             rows.append(_line([
                 bench.title or bench.name, block.type, block.measure, _percent(block.accuracy),
                 *_interval(block.interval), _percent(block.accuracy_played), _percent(block.macro), recalls or None,
-                counts.right, counts.wrong, counts.unparsable, counts.failed, counts.no_gold, block.asked - counts.rows,
+                counts.right, counts.wrong, counts.unparsable or None, counts.failed or None, counts.no_gold or None,
+                block.asked - counts.rows or None,
             ]))  # fmt: skip
     columns = ["benchmark", "rows of", "measure", "score, %", "from", "to", "without failed, %", "macro, %", "recalls",
                "right", "wrong", "unparsable", "failed", "no reference", "not played"]  # fmt: skip
@@ -226,8 +228,6 @@ def _interval(interval: Any) -> list[float | None]:
 
 def without_empty(table: Table) -> Table:
     """Without columns that have nothing in them."""
-    kept = [
-        at for at in range(len(table["columns"])) if any(row["cells"][at] not in (None, 0) for row in table["rows"])
-    ]
+    kept = [at for at in range(len(table["columns"])) if any(row["cells"][at] is not None for row in table["rows"])]
     rows: list[TableRow] = [{**row, "cells": [row["cells"][at] for at in kept]} for row in table["rows"]]
     return {"title": table["title"], "columns": [table["columns"][at] for at in kept], "rows": rows}

@@ -147,8 +147,7 @@ class Library:
         """Every evaluation against the first one."""
         pairs = [(one.evaluation, run) for one, run in zip(self._shown, runs, strict=True) if one.evaluation]
         for evaluation, run in pairs[1:]:
-            names = (pairs[0][1]["name"], run["name"])
-            run["tables"] += flipped(pairs[0][0], evaluation, names)
+            run["tables"] += flipped(pairs[0][0], evaluation, pairs[0][1]["name"])
 
     # ------------------------------------------------------------------ chunks
 

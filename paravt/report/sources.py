@@ -286,12 +286,18 @@ def _name_groups(sources: Sequence[Source]) -> None:
     for members in alike.values():
         name = members[0].name
         if len(members) > 1:
-            name = _SEED.sub("", _beginning([member.name for member in members])) or f"{name} and others"
+            name = _SEED.sub("", _beginning([member.name for member in members])) or _several(
+                [member.name for member in members]
+            )
         while name in taken:
             name += " (another recipe)"
         taken.add(name)
         for member in members:
             member.group = name
+
+
+def _several(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} others"
 
 
 def _beginning(names: Sequence[str]) -> str:

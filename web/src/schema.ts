@@ -30,11 +30,13 @@ export interface Run {
   episodes: EpisodeRow[];
 }
 
+export type Cell = string | number | null;
+
 export interface Table {
   title: string;
   columns: string[];
   /** A cell is a text, a number, or null; `link` of a row names episodes by their ids. */
-  rows: { cells: (string | number | null)[]; link?: string[] }[];
+  rows: { cells: Cell[]; link?: string[] }[];
 }
 
 /** One line of the list: enough to filter, sort and group without the episode itself. */

@@ -37,6 +37,7 @@ export function Form({ videos, video, onVideo, onUploaded, onAsked }: Props) {
 
   const ask = (event: SubmitEvent) => {
     event.preventDefault();
+    if (busy) return;
     const form = new FormData(event.currentTarget as HTMLFormElement);
     const text = (name: string) => String(form.get(name) ?? "").trim();
     const request: AskRequest = {
@@ -79,11 +80,11 @@ export function Form({ videos, video, onVideo, onUploaded, onAsked }: Props) {
       <label class="stack">Question<textarea name="question" rows={3} required maxLength={4000} /></label>
       <label class="stack">Options, one on each line, if there are any<textarea name="options" rows={2} /></label>
       <div class="two">
-        <label class="stack">Frames (K)<input name="frame_budget" type="number" min={1} max={1024} defaultValue="16" required /></label>
+        <label class="stack">Overview frames<input name="frame_budget" type="number" min={1} max={1024} defaultValue="64" required /></label>
         <label class="stack">Crops<select name="dispatch">{DISPATCH.map(([name, label]) => <option key={name} value={name}>{label}</option>)}</select></label>
       </div>
       {problem && <p class="errors" role="alert">{problem}</p>}
-      <button type="submit" class="primary" disabled={busy || !video}>{busy ? "Sending…" : "Ask"}</button>
+      <button type="submit" class="primary" disabled={!video} aria-disabled={busy}>{busy ? "Sending…" : "Ask"}</button>
     </form>
   );
 }

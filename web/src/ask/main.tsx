@@ -1,5 +1,5 @@
 import { render } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import type { AskItem, VideoInfo } from "../schema";
 import { EpisodeView } from "../shared/EpisodeView";
 import { useHash } from "../shared/hooks";
@@ -13,6 +13,9 @@ import { Form } from "./Form";
 import { inWords } from "./progress";
 import { useAsk } from "./useAsk";
 
+/** Where the answer is below the form. */
+const STACKED = "(max-width: 860px)";
+
 function App() {
   const [state, change] = useHash();
   const [videos, setVideos] = useState<VideoInfo[]>([]);
@@ -24,6 +27,12 @@ function App() {
     get("v1/videos").then((items) => setVideos(items as VideoInfo[]), say);
   }, []);
 
+  const status = useRef<HTMLDivElement>(null);
+  const chosen = useRef(state.ask);
+  useEffect(() => {
+    if (state.ask && state.ask !== chosen.current && matchMedia(STACKED).matches) status.current?.scrollIntoView();
+    chosen.current = state.ask;
+  }, [state.ask]);
   const asked = history.find(({ id }) => id === state.ask);
   const { progress, problem: broken } = useAsk(state.ask, asked?.question ?? "");
   useEffect(() => void get("v1/asks").then((items) => setHistory(items as AskItem[]), say), [progress?.state]);
@@ -50,7 +59,7 @@ function App() {
         </section>
         <main>
           {player}
-          <div class={`status-line ${progress?.state ?? ""}`}>
+          <div ref={status} class={`status-line ${progress?.state ?? ""}`}>
             <p role="status" aria-live="polite">{broken ?? (progress ? inWords(progress) : state.ask ? "Loading…" : shown ? "Ask something about this video." : "Choose a video, or upload one.")}</p>
             {going && state.ask && <button type="button" onClick={() => void remove(`v1/ask/${encodeURIComponent(state.ask)}`).catch(say)}>Cancel</button>}
           </div>

@@ -3,7 +3,7 @@ import type { Report } from "../schema";
 import { useMedia, type Change, type State } from "../shared/hooks";
 import { kindInWords, number, plural, signed } from "../shared/words";
 import { List } from "./List";
-import { byGroup, compare, FILTERS, mean, SORTS, type Group, type Row } from "./rows";
+import { byGroup, compare, FILTERS, mean, SORTS, sortGroups, type Group, type Row } from "./rows";
 
 export const MARK = { right: "✓", wrong: "✕", unscored: "?" };
 
@@ -22,7 +22,7 @@ interface Props {
 export function Episodes({ report, rows, kept, link, state, change, last }: Props) {
   const narrow = useMedia("(max-width: 760px)");
   const grouped = state.by === "group";
-  const groups = useMemo(() => (grouped ? byGroup(kept) : []), [kept, grouped]);
+  const groups = useMemo(() => (grouped ? sortGroups(byGroup(kept), state) : []), [kept, grouped, state.sort, state.down]);
   const choices = useMemo(() => FILTERS.map(({ values }) => [...new Set(rows.flatMap(values))].sort(compare)), [rows]);
   const runs = report.runs.length > 1;
   const filtered = link !== null || state.q || FILTERS.some(({ key }) => state[key]);
@@ -32,7 +32,7 @@ export function Episodes({ report, rows, kept, link, state, change, last }: Prop
   return (
     <section aria-label="Episodes" class="episodes">
       <form class="filters" role="search" onSubmit={(event) => event.preventDefault()}>
-        <label class="wide">Text <input type="search" value={state.q ?? ""} placeholder="question, answer, id" onInput={(event) => change({ q: event.currentTarget.value }, "same")} /></label>
+        <label class="wide">Text <input type="search" value={state.q ?? ""} placeholder="question, answer, run, id" onInput={(event) => change({ q: event.currentTarget.value }, "same")} /></label>
         {FILTERS.map(({ key, label }, index) =>
           choices[index].length > 1 || state[key] ? (
             <label key={key}>{label}

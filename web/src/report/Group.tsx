@@ -36,7 +36,7 @@ export function GroupPage({ rows, state, change }: Props) {
       </nav>
       <h2 class="question">{first.question}</h2>
       {first.truth !== null && <p><span class="muted">Truth</span> <b>{first.truth}</b></p>}
-      {other && <Differences a={group} b={other} />}
+      {other && <Differences first={group} beside={other} />}
       {[group, ...(other ? [other] : [])].map((item) => (
         <section key={item.ref} aria-label={nameOf(item)}>
           <h3>{nameOf(item)}</h3>
@@ -80,7 +80,9 @@ const WORDS: [string, (rows: Row[]) => string][] = [
   ["format failures", (rows) => counted(rows.flatMap((row) => row.failures.map(kindInWords)))],
 ];
 
-function Differences({ a, b }: { a: Group; b: Group }) {
+/** From the earlier step to the later one, or else from the first group to the one beside it. */
+function Differences({ first, beside }: { first: Group; beside: Group }) {
+  const [a, b] = (first.rows[0].step ?? 0) > (beside.rows[0].step ?? 0) ? [beside, first] : [first, beside];
   return (
     <div class="scroll">
       <table>

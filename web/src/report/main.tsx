@@ -12,6 +12,7 @@ import { EpisodePage } from "./EpisodePage";
 import { Episodes } from "./Episodes";
 import { GroupPage } from "./Group";
 import { allRows, select } from "./rows";
+import { joined } from "./tables";
 import { Tables } from "./Tables";
 
 const REFRESH_MS = 5000;
@@ -52,7 +53,7 @@ function Page({ report, problem }: { report: Report; problem: string | null }) {
   last.current = state.ep ?? state.group ?? last.current;
   useEffect(() => void (document.title = report.title), [report.title]);
 
-  const tables = report.runs.reduce((sum, run) => sum + run.tables.length, 0);
+  const tables = useMemo(() => joined(report).length, [report]);
   const tabs: [string, string][] = [
     ...(report.runs.some((run) => run.metrics) ? [["curves", "Curves"] as [string, string]] : []),
     ...(tables ? [["tables", `Tables ${tables}`] as [string, string]] : []),
@@ -85,7 +86,7 @@ function Page({ report, problem }: { report: Report; problem: string | null }) {
         {open === "episode" && <EpisodePage rows={rows} kept={found.rows} state={state} change={change} />}
         {open === "group" && <GroupPage rows={rows} state={state} change={change} />}
         {open === "curves" && <Curves report={report} state={state} change={change} />}
-        {open === "tables" && <Tables report={report} change={change} />}
+        {open === "tables" && <Tables report={report} state={state} change={change} />}
         {open === "episodes" && <Episodes report={report} rows={rows} kept={found.rows} link={found.link} state={state} change={change} last={last.current} />}
         {open === "made" && <Made report={report} />}
       </main>

@@ -29,12 +29,13 @@ export function allRows(report: Report): Row[] {
       const accuracy = row.rewards.accuracy ?? null;
       const mark: Mark = accuracy === null ? "unscored" : accuracy >= 0.5 ? "right" : "wrong";
       const reward = "total" in row.rewards ? row.rewards.total : accuracy;
-      const haystack = [row.question, row.answer, row.truth, row.id, row.sample, ...row.failures].join("\n").toLowerCase();
+      const haystack = [run.name, row.question, row.answer, row.truth, row.id, row.sample, ...row.failures].join("\n").toLowerCase();
       return { ...row, run, ref: makeRef(run.id, row.id), mark, reward, haystack };
     }),
   );
 }
 
+/** In the order of their first rows; see `sortGroups`. */
 export const byGroup = (rows: Row[]): Group[] => gather(rows, (row) => makeRef(row.run.id, row.group)).map(([ref, rows]) => ({ ref, rows }));
 
 export function gather<T>(items: T[], key: (item: T) => string): [string, T[]][] {
@@ -76,6 +77,26 @@ export const SORTS: { key: string; label: string; value: (row: Row) => number | 
   { key: "advantage", label: "Advantage", value: (row) => row.advantage },
 ];
 
+/** Groups by what their lines show: means over their rows, and how many of these are right or strict. */
+export function sortGroups(groups: Group[], state: State): Group[] {
+  const sort = SORTS.find(({ key }) => key === state.sort);
+  if (!sort) return groups;
+  const value = ({ rows }: Group): number | string | null => {
+    if (sort.key === "question") return rows[0].question;
+    if (sort.key === "answer") return mean(rows.map((row) => (row.mark === "unscored" ? null : Number(row.mark === "right"))));
+    if (sort.key === "kind") return mean(rows.map((row) => Number(row.failures.length === 0)));
+    return mean(rows.map((row) => sort.value(row) as number | null));
+  };
+  return ordered(groups, value, Boolean(state.down));
+}
+
+/** Items without a value are last in both directions. */
+export function ordered<T>(items: T[], value: (item: T) => number | string | null, down: boolean): T[] {
+  const known = items.filter((item) => value(item) !== null);
+  const missing = items.filter((item) => value(item) === null);
+  return [...known.sort((a, b) => (down ? -1 : 1) * compare(value(a), value(b))), ...missing];
+}
+
 /** The rows that a table's row names, if the state holds one: "run/table/row". */
 function linked(report: Report, link: string | undefined): { ids: Set<string>; title: string } | null {
   const [run, table, line] = (link ?? "").split("/").map(Number);
@@ -96,13 +117,7 @@ export function select(report: Report, rows: Row[], state: State): { rows: Row[]
       (!link || link.ids.has(row.ref)),
   );
   const sort = SORTS.find(({ key }) => key === state.sort);
-  if (sort) {
-    const sign = state.down ? -1 : 1;
-    kept.sort((a, b) => sign * compare(sort.value(a), sort.value(b)) || 0);
-    const missing = kept.filter((row) => sort.value(row) === null); // last in both directions
-    return { rows: [...kept.filter((row) => sort.value(row) !== null), ...missing], link: link && link.title };
-  }
-  return { rows: kept, link: link && link.title };
+  return { rows: sort ? ordered(kept, sort.value, Boolean(state.down)) : kept, link: link && link.title };
 }
 
 export function compare(a: number | string | null, b: number | string | null): number {

@@ -5,7 +5,7 @@ import type { CropView, Episode } from "../schema";
 import { useEscape } from "./hooks";
 import { HeatSwitch, Pieces, scale, Timed, type Heat } from "./Text";
 import { cropName, Frame, Timeline, windowOf } from "./Timeline";
-import { clock, endInWords, kindInWords, number, plural, statusInWords } from "./words";
+import { clock, endInWords, kindInWords, lasted, number, plural, statusInWords } from "./words";
 import type { Seek } from "./Video";
 
 /** Options that bring their letters along. */
@@ -59,7 +59,7 @@ export function EpisodeView({ episode, heat, onHeat, at, seek, children }: Props
           {[
             episode.video, clock(episode.duration, true), `K = ${episode.frame_budget}`, episode.dispatch, plural(episode.turns.length, "turn"), plural(episode.crops.length, "call"),
             endInWords(episode.end), episode.prompt_tokens ? `${plural(episode.prompt_tokens, "prompt token")}, ${number(episode.sampled_tokens)} sampled` : "",
-            ...Object.entries(episode.timings).map(([name, seconds]) => `${name.replaceAll("_", " ")} ${number(seconds)} s`),
+            ...Object.entries(episode.timings).map(([name, seconds]) => `${name.replaceAll("_", " ")} ${lasted(seconds)}`),
           ].filter(Boolean).map((fact, index) => <span key={index}>{fact}</span>)}
         </p>
         {children}
@@ -72,6 +72,7 @@ export function EpisodeView({ episode, heat, onHeat, at, seek, children }: Props
         </ul>
       )}
       <Timeline episode={episode} chosen={chosen} onChoose={(crop) => setPlace(crop && cropName(crop))} at={at} seek={seek} />
+      <Reports crops={episode.crops} seek={seek} />
       {kept ? <HeatSwitch heat={heat} most={most} onHeat={onHeat}>{turns}</HeatSwitch> : turns}
       {rewards.length > 0 && (
         <table class="rewards">
@@ -97,6 +98,25 @@ function Answer({ episode, seek }: { episode: Episode; seek: Seek }) {
       {episode.forced && <span class="chip">forced</span>}{" "}
       {episode.truth !== null && <span><span class="muted">Truth</span> <b><Timed text={episode.truth} seek={seek} /></b></span>}
     </>
+  );
+}
+
+/** What the sub-agents said, next to each other as the main agent reads it. */
+function Reports({ crops, seek }: { crops: CropView[]; seek: Seek }) {
+  const said = crops.filter((crop) => crop.report !== null || crop.error !== null);
+  if (!said.length) return null;
+  return (
+    <section aria-label="Reports">
+      <h3>Reports</h3>
+      <ul class="reports">
+        {said.map((crop) => (
+          <li key={cropName(crop)}>
+            {crop.start === null ? <span class="muted">{windowOf(crop)}</span> : <button type="button" class="time" title={`Go to ${number(crop.start)} s`} onClick={() => seek(crop.start ?? 0)}>{windowOf(crop)}</button>}
+            <span>{crop.report !== null ? <Timed text={crop.report} seek={seek} /> : <><span class="chip poor">{statusInWords(crop.status).word}</span> {crop.error}</>}</span>
+          </li>
+        ))}
+      </ul>
+    </section>
   );
 }
 

@@ -107,6 +107,7 @@ export function Timeline({ episode, chosen, onChoose, at, seek }: Props) {
                 aria-pressed={chosen === crop}
                 aria-label={`Call ${cropName(crop)}, ${word}, ${windowOf(crop)}${crop.report ? `: ${crop.report}` : ""}`}
                 onClick={() => {
+                  setTip(null); // what it says is shown below
                   onChoose(chosen === crop ? null : crop);
                   if (crop.start !== null) seek(crop.start);
                 }}

@@ -40,12 +40,16 @@ const ENDS: Record<string, string> = {
 export const kindInWords = (kind: string) => Object.hasOwn(KINDS, kind) ? KINDS[kind] : kind.replaceAll("_", " ");
 export const endInWords = (end: string) => Object.hasOwn(ENDS, end) ? ENDS[end] : end.replaceAll("_", " ");
 
-/** Three significant digits; integers as they are. */
+/** Three significant digits; integers as they are, very small ones with an exponent. */
 export function number(value: number | null | undefined): string {
   if (value === null || value === undefined) return "–";
   if (Number.isInteger(value)) return value.toLocaleString("en");
+  if (Math.abs(value) < 1e-4) return Number(value.toPrecision(3)).toExponential();
   return Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3)));
 }
+
+/** How long something took. */
+export const lasted = (seconds: number) => (seconds < 1e-3 ? "under 1 ms" : `${number(seconds)} s`);
 
 export const signed = (value: number | null) => (value !== null && value > 0 ? "+" : "") + number(value).replace("-", "−");
 

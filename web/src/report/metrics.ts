@@ -1,0 +1,55 @@
+// What the metrics of training are, in a few words, and their units.
+
+/** Of the first pattern that fits: the unit, and what it is; "" where the name says it. */
+const METRICS: [RegExp, string, string][] = [
+  [/^reward\/total$/, "", "what is paid: the terms by their weights"],
+  [/^reward\/accuracy$/, "0–1", "how right the answers are"],
+  [/^reward\/format$/, "", "graded score of the format"],
+  [/^reward\/tool$/, "", "for crops that ran, more if right"],
+  [/^reward\//, "", "a term of the reward"],
+  [/^f_strict$/, "0–1", "episodes with every turn in format"],
+  [/^f_graded$/, "", "graded score, forced prefix included"],
+  [/^f_release$/, "", "graded score, sampled text alone"],
+  [/^junk$/, "0–1", "episodes with text after the answer"],
+  [/^kappa$/, "calls", "crops that ran, per episode"],
+  [/^kappa\/K/, "calls", "crops that ran, at so many frames"],
+  [/^attempts$/, "calls", "calls that were written, per episode"],
+  [/^accuracy\/with_calls$/, "0–1", "of episodes with a crop that ran"],
+  [/^accuracy\/without_calls$/, "0–1", "of episodes without one"],
+  [/^accuracy\/K/, "0–1", "of episodes with so many frames"],
+  [/^true_reports$/, "0–1", "sub-agents' reports that are true"],
+  [/^token_accuracy$/, "0–1", "tokens the model would have chosen"],
+  [/^loss$/, "", "what is minimised"],
+  [/^validation\/loss$/, "", "loss on rows that are held out"],
+  [/^entropy$/, "nats", "of the policy, per sampled token"],
+  [/^token\/kl_old$/, "nats", "from the policy at the step's start"],
+  [/^token\/kl_ref$/, "nats", "from the reference; 0 without one"],
+  [/^token\/mismatch$/, "nats", "sampler against learner, mean"],
+  [/^token\/mismatch_max$/, "nats", "sampler against learner, largest"],
+  [/^token\/importance$/, "", "mean weight: learner by sampler, capped"],
+  [/^token\/truncated$/, "0–1", "tokens whose weight was capped"],
+  [/^token\/ratio$/, "", "new probability by old, mean"],
+  [/^token\/clipped_/, "0–1", "tokens beyond this side of the clip"],
+  [/^staleness\/mean$/, "steps", "age of the sampling policy, mean"],
+  [/^staleness\/max$/, "steps", "age of the sampling policy, oldest"],
+  [/^stale_groups$/, "groups", "dropped because they were too old"],
+  [/^rollout$/, "s", "time in which the episodes were played"],
+  [/^learn$/, "s", "time of the update"],
+  [/^(seconds|data_wait)$/, "s", ""],
+  [/^tokens_per_second$/, "tokens/s", "sampled, by the time of the whole step"],
+  [/^grad_norm$/, "", "length of the gradient, before it is clipped"],
+  [/^episodes$/, "", "played in the step"],
+  [/^unscored$/, "", "episodes that failed: not wrong"],
+  [/^groups$/, "", "prompts of the step"],
+  [/^equal_groups$/, "", "all rewards the same: no advantage"],
+  [/^answered$/, "0–1", "share of episodes with an answer"],
+  [/^turns\//, "", "turns of this kind in the step"],
+  [/length_stops$/, "", "ran into the limit of tokens, per episode"],
+  [/^main_tokens$/, "tokens", "of a main agent's trace, mean"],
+  [/^(packed_tokens|token\/tokens)$/, "tokens", ""],
+];
+
+export function describe(name: string): { unit: string; meaning: string } {
+  const [, unit, meaning] = METRICS.find(([pattern]) => pattern.test(name)) ?? [null, "", ""];
+  return { unit, meaning };
+}

@@ -45,8 +45,8 @@ def test_absurd_numbers_and_nesting_cost_their_line_alone(run: Path, tmp_path: P
     good = [json.loads(line) for line in file.read_text().splitlines()]
 
     def changed(*where: Any) -> dict[str, Any]:
-        line = deepcopy(good[0])
-        place = line
+        line: dict[str, Any] = deepcopy(good[0])
+        place: Any = line
         for key in where[:-2]:
             place = place[key]
         place[where[-2]] = where[-1]

@@ -177,12 +177,10 @@ def write_hostile_run(parent: Path) -> Path:
     (out / "versions.json").write_text(json.dumps({HOSTILE: HOSTILE}))
     (out / "warnings.txt").write_text(f"{HOSTILE}\n".encode("utf-8", "replace").decode())
     rows = [
-        {"step": 1, HOSTILE: 1.0, "kappa": HOSTILE, "f_strict": float("nan")},
+        {"step": 1, HOSTILE: 1.0, "kappa": HOSTILE, "f_strict": float("nan"), "loss": 1e308, "constructor": 2.0},
         {"step": HOSTILE},
-        {"step": 2, "kappa": 1e400},
         {"step": 10**400, "kappa": 1.0},
-        {"step": 3, "kappa": 1e308, "__proto__": 1.0, "constructor": 2.0},
-        {"step": 10**15, "kappa": -1e308, "accuracy/K9": 1e-320},
+        {"step": 2, "kappa": 1e400, "loss": -1e308, "__proto__": 1.0, "accuracy/K9": 1e-320},
     ]
     (out / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 3, "ka')
     episodes = [(f"{HOSTILE}/{n // 4}", hostile_episode(n)) for n in range(8)]

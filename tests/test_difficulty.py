@@ -89,4 +89,4 @@ def test_budgets_that_are_none_are_one_line(frames: str, capsys: pytest.CaptureF
     with pytest.raises(SystemExit) as ended:
         main(["data", "difficulty", "none.jsonl", "--frames", frames])
     assert ended.value.code == 2
-    assert "numbers from 1 to 65536, separated by commas" in " ".join(capsys.readouterr().err.split())
+    assert "numbers from 1 to 65536, separated by commas" in " ".join(capsys.readouterr().err.replace("│", " ").split())

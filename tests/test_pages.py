@@ -301,12 +301,16 @@ def test_a_question_to_the_shipped_checkpoint(browser: Browser, tmp_path: Path) 
 
 
 def test_evidence_seeks_the_player(browser: Browser, tiny: QwenVL, tmp_path: Path) -> None:
-    with Asking(Choosing(tiny), Library([CASES / "video"], tmp_path)) as asking, watched(browser, width=400) as seen:
+    with (
+        Asking(Choosing(tiny), Library([CASES / "video"], tmp_path)) as asking,
+        watched(browser, width=400, height=700) as seen,
+    ):
         page = seen.page
         page.goto(asking.url)
         page.locator("form select").first.select_option(label="longgop.mp4 (2:00)")
         page.locator("textarea[name=question]").fill("What <img src=x onerror=alert(1)> happens?")
         page.get_by_role("button", name="Ask", exact=True).click()
+        expect(page.get_by_role("status")).to_be_in_viewport()  # it is below the form
         page.get_by_role("button", name="15 seconds").first.click()
         page.wait_for_function("document.querySelector('video').currentTime === 15")
         page.get_by_role("button", name=re.compile(r"^Call 1\.2, ")).click()

@@ -27,10 +27,10 @@ function App() {
     get("v1/videos").then((items) => setVideos(items as VideoInfo[]), say);
   }, []);
 
-  const status = useRef<HTMLDivElement>(null);
+  const main = useRef<HTMLElement>(null);
   const chosen = useRef(state.ask);
   useEffect(() => {
-    if (state.ask && state.ask !== chosen.current && matchMedia(STACKED).matches) status.current?.scrollIntoView();
+    if (state.ask && state.ask !== chosen.current && matchMedia(STACKED).matches) main.current?.scrollIntoView();
     chosen.current = state.ask;
   }, [state.ask]);
   const asked = history.find(({ id }) => id === state.ask);
@@ -57,9 +57,9 @@ function App() {
             onAsked={(id) => change({ ask: id, video })}
           />
         </section>
-        <main>
+        <main ref={main} class={state.ask ? "asked" : ""}>
           {player}
-          <div ref={status} class={`status-line ${progress?.state ?? ""}`}>
+          <div class={`status-line ${progress?.state ?? ""}`}>
             <p role="status" aria-live="polite">{broken ?? (progress ? inWords(progress) : state.ask ? "Loading…" : shown ? "Ask something about this video." : "Choose a video, or upload one.")}</p>
             {going && state.ask && <button type="button" onClick={() => void remove(`v1/ask/${encodeURIComponent(state.ask)}`).catch(say)}>Cancel</button>}
           </div>

@@ -8,6 +8,7 @@ another address, and every process of the run finds it there.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -25,15 +26,22 @@ from ray.cluster_utils import Cluster
 from test_rl import metrics
 from test_rl import recipe as small_recipe
 from test_rl_ranks import ENVIRONMENT, checkpoint, children, episodes
+from vllm_server import IMAGE_TOKENS, QUICK, WARM, frame, load, paired_ranks, prompt, until
 
-from paravt.config import RLRecipe
+from paravt.chat import TokenChat
+from paravt.config import VLLMEngineRecipe
+from paravt.engines.vllm import SpawnConfig, VLLMConfig, VLLMEngine, open_transfer
 from paravt.errors import DataError, VideoError
 from paravt.lab.corpus import write_corpus
 from paravt.launch.decoders import Decoder, Decoders
+from paravt.launch.hosts import RayHosts
+from paravt.models import QwenVL
 from paravt.video import FrameReader
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
 
+RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+WITH_RAY = ENVIRONMENT | RAY
 NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 200 << 20}
 PATIENCE = 500.0
 """Seconds; a busy machine takes its time."""
@@ -43,8 +51,8 @@ PATIENCE = 500.0
 def cluster() -> Iterator[Cluster]:
     """Its processes find the package and the tests."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("PYTHONPATH", "RAY_USAGE_STATS_ENABLED"):
-            patch.setenv(name, ENVIRONMENT.get(name, "0"))
+        for name in ("PYTHONPATH", *RAY):
+            patch.setenv(name, WITH_RAY[name])
         # a node that is gone is noticed after 5 seconds, not 15
         head = {"include_dashboard": False, "_system_config": {"health_check_period_ms": 1000}}
         running = Cluster(initialize_head=True, head_node_args=NODE | head)
@@ -110,12 +118,12 @@ def test_a_run_that_loses_a_process_and_a_node_is_the_same_run(cluster: Cluster,
     recipe = write_recipe(tmp_path)
     whole, out = tmp_path / "whole", tmp_path / "run"
     done = subprocess.run(
-        line(recipe, whole), capture_output=True, text=True, timeout=PATIENCE, check=False, env=ENVIRONMENT
+        line(recipe, whole), capture_output=True, text=True, timeout=PATIENCE, check=False, env=WITH_RAY
     )
     assert done.returncode == 0, done.stderr
 
     options = ("--ray", cluster.address, "--decode-workers", "2")
-    with subprocess.Popen(line(recipe, out, *options), stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
+    with subprocess.Popen(line(recipe, out, *options), stderr=subprocess.PIPE, text=True, env=WITH_RAY) as process:
         try:
             wait_for(checkpoint(out, 1), process)
             (second,) = cluster.worker_nodes
@@ -148,7 +156,7 @@ def test_what_is_wrong_with_a_run_ends_it_at_once(cluster: Cluster, tmp_path: Pa
     options = ("--ray", cluster.address, "--decode-workers", "1")
     done = subprocess.run(
         line(recipe, tmp_path / "run", *options),
-        capture_output=True, text=True, timeout=PATIENCE, check=False, env=ENVIRONMENT,
+        capture_output=True, text=True, timeout=PATIENCE, check=False, env=WITH_RAY,
     )  # fmt: skip
     assert done.returncode == DataError.exit_code, done.stderr
     (reason,) = done.stderr.strip().splitlines()
@@ -190,14 +198,10 @@ class Stuck(Decoder):
                 file.write(str(os.getpid()))
         except FileExistsError:
             return await super().read(path, windows, size)
-        import asyncio
-
         return await asyncio.sleep(PATIENCE)
 
 
 async def test_a_worker_that_is_lost_with_a_request(connected: None, tmp_path: Path) -> None:
-    import asyncio
-
     sign = tmp_path / "asked"
     actors = [ray.remote(num_cpus=1, max_restarts=-1)(Stuck).remote(sign) for _ in range(2)]
     decoders = Decoders(actors)
@@ -220,3 +224,100 @@ async def test_a_worker_that_is_lost_with_a_request(connected: None, tmp_path: P
     frame = (await asyncio.wait_for(decoders.aread(LONG, (2.0,), (64, 64)), PATIENCE)).frames[0]  # read here
     assert frame is not None
     assert decoders.asked_again == 3
+
+
+# ------------------------------------------------------------------ servers
+
+
+MAIN = """
+import json, sys
+from types import SimpleNamespace
+import uvicorn
+from vllm_server import FakeVLLM
+
+value = dict(zip(sys.argv[3::2], sys.argv[4::2]))
+words = json.load(open(sys.argv[2]))
+encode = lambda text, add_special_tokens: [words["digits"][int(digit)] for digit in text]
+chat = SimpleNamespace(image_id=words["image"], end_id=words["end"], tokenizer=SimpleNamespace(encode=encode))
+uvicorn.run(FakeVLLM(chat, words["tokens"]).app(), host=value["--host"], port=int(value["--port"]), log_level="error")
+"""
+
+
+def fake_vllm(directory: Path, chat: TokenChat, tokens: int) -> SpawnConfig:
+    """Starts a process that serves what `FakeVLLM` does. The model that it is given is a file of token ids."""
+    package = directory / "vllm" / "entrypoints" / "cli"
+    package.mkdir(parents=True)
+    (package / "main.py").write_text(MAIN)
+    digits = [chat.tokenizer.encode(str(digit), add_special_tokens=False)[0] for digit in range(10)]
+    model = directory / "words.json"
+    model.write_text(json.dumps({"image": chat.image_id, "end": chat.end_id, "digits": digits, "tokens": tokens}))
+    path = os.pathsep.join([str(directory), ENVIRONMENT["PYTHONPATH"]])
+    return SpawnConfig(sys.executable, (str(model),), {"PYTHONPATH": path}, (), directory / "logs")
+
+
+async def test_a_server_whose_actor_is_lost_comes_back_elsewhere(
+    connected: None, vllm_model: QwenVL, tmp_path: Path
+) -> None:
+    """Of two processes the first one starts the server; the other one finds it."""
+    config = VLLMConfig(**(QUICK | dict(patience=PATIENCE, start_timeout=PATIENCE)))  # type: ignore[arg-type]
+    spawn = fake_vllm(tmp_path, vllm_model.chat, IMAGE_TOKENS)
+    transfer = open_transfer("file", directory=tmp_path / "weights", address="127.0.0.1", device="cpu")
+    ranks = paired_ranks()
+    with RayHosts.place(VLLMEngineRecipe(kind="vllm")) as hosts:
+        engines = [
+            VLLMEngine(
+                vllm_model.chat, vllm_model.banned_ids, rank, transfer if rank.first else None, config,
+                processes=[hosts.server(spawn, 0, starts=rank.first)],
+            )
+            for rank in ranks
+        ]  # fmt: skip
+        try:
+            await asyncio.gather(*(load(engine, 1, 0.1) for engine in engines))
+            urls = [engine._members[0].url for engine in engines]
+            assert urls[0] == urls[1]
+            for engine in engines:
+                (completion,) = await engine.generate(prompt(vllm_model.chat, [frame(0)]), WARM)
+                assert completion.policy_version == 1
+
+            ray.kill(hosts._actors[0], no_restart=False)
+            await until(lambda: not any(engine._members[0].ready for engine in engines), PATIENCE)
+            for engine in engines:  # waits for the server
+                (completion,) = await engine.generate(prompt(vllm_model.chat, [frame(0)]), WARM)
+                assert completion.policy_version == 1
+                assert completion.logprobs[0] == pytest.approx(-0.1)  # type: ignore[index]
+            now = [engine._members[0].url for engine in engines]
+            assert now[0] == now[1] != urls[0]
+            await asyncio.gather(*(load(engine, 2, 0.2) for engine in engines))
+            for engine in engines:
+                (completion,) = await engine.generate(prompt(vllm_model.chat, [frame(0)]), WARM)
+                assert completion.policy_version == 2
+        finally:
+            for engine in engines:
+                await engine.close()
+
+
+@pytest.mark.vllm
+def test_a_run_whose_server_is_lost_goes_on(cluster: Cluster, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    python = request.config.getoption("--vllm-python")
+    if not python:
+        pytest.skip("servers are started; give --vllm-python")
+    engine = {"kind": "vllm", "servers": "spawn", "python": python, "health_every": 1}
+    recipe = write_recipe(tmp_path, "deterministic=false", f"engine={json.dumps(engine)}")
+    out = tmp_path / "run"
+    options = ("--ray", cluster.address)
+    with subprocess.Popen(line(recipe, out, *options), stderr=subprocess.PIPE, text=True, env=WITH_RAY) as process:
+        try:
+            wait_for(checkpoint(out, 1), process)
+            (host,) = [pid for node in (cluster.head_node, *cluster.worker_nodes) for pid in workers(node, "Host")]
+            os.kill(host, signal.SIGKILL)
+            _, stderr = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
+    assert process.returncode == 0, stderr
+    assert "is back" in stderr
+    assert not any("going on from the newest checkpoint" in each for each in said(stderr))
+    rows = metrics(out)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    for row in rows:
+        assert row["unscored"] == 0
+        assert row["token/mismatch_max"] < 1e-4

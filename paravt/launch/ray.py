@@ -7,12 +7,9 @@ wrong with the run itself ends it, as it does without Ray.
 
 from __future__ import annotations
 
-import asyncio
-import io
 import logging
 import os
 import shutil
-import sys
 import time
 import uuid
 from collections import Counter
@@ -43,6 +40,7 @@ from paravt.errors import ParaVTError, RecipeError, WorkerError
 from paravt.lab.factory import train_rl
 from paravt.launch.decoders import Decoders
 from paravt.launch.hosts import RayHosts
+from paravt.launch.screen import shown
 from paravt.provenance import lock_directory
 from paravt.ranks import PATIENCE
 from paravt.terminal import say
@@ -52,9 +50,6 @@ _START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 _STARTING = 300
 _GRACE = 60.0
 """Seconds in which the processes of an attempt end after the next one was begun."""
-
-_LAST_WORDS = 10.0
-"""Seconds for what processes said to arrive."""
 
 
 def start(
@@ -96,7 +91,7 @@ def start(
             config["reader"] = Decoders.place(decode_workers)
         try:
             marker.mkdir(parents=True)
-            with _shown() as screen:
+            with shown() as screen:
                 _until_done(config | {"screen": screen}, recipe, processes, max_failures)
         finally:
             shutil.rmtree(marker.parent, ignore_errors=True)
@@ -212,55 +207,6 @@ def _wait_for_predecessor(out: Path) -> None:
             time.sleep(0.5)
 
 
-class _Lines:
-    """An actor that keeps what processes of the run say until it is shown."""
-
-    def __init__(self) -> None:
-        self._lines: asyncio.Queue[str | None] = asyncio.Queue()
-
-    async def put(self, text: str | None) -> None:
-        await self._lines.put(text)
-
-    async def get(self) -> str | None:
-        return await self._lines.get()
-
-
-class _Screen(io.TextIOBase):
-    """Where they say it: standard error of the command."""
-
-    def __init__(self, lines: Any) -> None:
-        self._lines = lines
-
-    def write(self, text: str) -> int:
-        self._lines.put.remote(text)
-        return len(text)
-
-    def __reduce__(self) -> tuple[type[_Screen], tuple[Any]]:
-        return type(self), (self._lines,)
-
-
-@contextmanager
-def _shown() -> Iterator[_Screen]:
-    """What is written to the screen is shown here. (Ray's own way to do so shows its messages, too.)"""
-    lines = ray.remote(num_cpus=0)(_Lines).remote()
-
-    def show() -> None:
-        try:
-            while (text := ray.get(lines.get.remote())) is not None:
-                sys.stderr.write(text)
-                sys.stderr.flush()
-        except RayError:  # the connection has ended
-            return
-
-    thread = Thread(target=show, daemon=True)
-    thread.start()
-    try:
-        yield _Screen(lines)
-    finally:
-        lines.put.remote(None)
-        thread.join(_LAST_WORDS)
-
-
 def _wanted(recipe: RLRecipe, processes: int, decode_workers: int) -> Counter[str]:
     """What all parts of a run take of a cluster together."""
     gpu = recipe.model.device.startswith("cuda")
@@ -279,7 +225,7 @@ def _cluster(address: str, wanted: Mapping[str, int]) -> Iterator[None]:
         options |= {"num_cpus": cpus, "include_dashboard": False}
     try:
         ray.init(**options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (RayError, ConnectionError, RuntimeError, ValueError) as error:
         raise RecipeError(f"--ray {address}: no Ray cluster there ({_first_line(error)})") from error
     try:
         yield

@@ -23,19 +23,21 @@ import pytest
 import ray
 from conftest import LONG
 from ray.cluster_utils import Cluster
-from test_rl import metrics
+from test_rl import BASE, metrics
 from test_rl import recipe as small_recipe
 from test_rl_ranks import ENVIRONMENT, checkpoint, children, episodes
 from vllm_server import IMAGE_TOKENS, QUICK, WARM, frame, load, paired_ranks, prompt, until
 
 from paravt.chat import TokenChat
+from paravt.cli import main
 from paravt.config import VLLMEngineRecipe
 from paravt.engines.vllm import SpawnConfig, VLLMConfig, VLLMEngine, open_transfer
-from paravt.errors import DataError, VideoError
+from paravt.errors import DataError, RecipeError, VideoError
 from paravt.lab.corpus import write_corpus
 from paravt.launch.decoders import Decoder, Decoders
 from paravt.launch.hosts import RayHosts
 from paravt.models import QwenVL
+from paravt.provenance import lock_directory
 from paravt.video import FrameReader
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
@@ -162,6 +164,27 @@ def test_what_is_wrong_with_a_run_ends_it_at_once(cluster: Cluster, tmp_path: Pa
     (reason,) = done.stderr.strip().splitlines()
     assert reason.startswith("paravt: none of the 4 episodes of the first step could be scored; the first: ")
     assert ".mp4: not a readable video" in reason
+
+
+def test_what_cannot_be_is_one_line(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*options: str) -> str:
+        with pytest.raises(SystemExit) as left:
+            main(["rl", str(BASE / "full.yaml"), "--out", str(tmp_path / "run"), *options])
+        assert left.value.code == RecipeError.exit_code
+        (message,) = capsys.readouterr().err.strip().splitlines()
+        return message
+
+    assert refused("--ray", "local", "--decode-workers", "2").startswith("paravt: --decode-workers: the lab's videos")
+    assert refused("--ray", "127.0.0.1:1").startswith("paravt: --ray 127.0.0.1:1: no Ray cluster there (")
+    assert refused("--ray", "ray://head:10001").startswith("paravt: --ray ray://head:10001: not the address of")
+    with lock_directory(tmp_path / "run"):
+        assert refused("--ray", cluster.address).endswith("run: another process is running there")
+    assert not ray.is_initialized()
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "paravt.launch.ray")
+    assert refused("--ray", "local") == "paravt: --ray needs Ray: pip install 'paravt[ray]'"
 
 
 async def test_workers_give_what_a_reader_gives(connected: None, tmp_path: Path) -> None:

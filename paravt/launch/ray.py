@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import socket
 import time
 import uuid
 from collections import Counter
@@ -35,7 +36,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from rich.console import Console
 
 from paravt.checkpoint import choose_checkpoint
-from paravt.config import RLRecipe
+from paravt.config import LabQuestions, RLRecipe
 from paravt.errors import ParaVTError, RecipeError, WorkerError
 from paravt.lab.factory import train_rl
 from paravt.launch.decoders import Decoders
@@ -48,8 +49,11 @@ from paravt.terminal import say
 _START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 """Ray's own setting; its default of a minute is short where torch comes from a network disk."""
 _STARTING = 300
-_GRACE = 60.0
-"""Seconds in which the processes of an attempt end after the next one was begun."""
+_CONNECT = 10.0
+"""Seconds for a cluster's head to take a connection."""
+_GRACE = 300.0
+"""Seconds in which the processes of an attempt end after the next one was begun; a file server takes 90 and more to
+notice that a machine that held a lock is gone."""
 
 
 def start(
@@ -67,6 +71,8 @@ def start(
     Lost processes are replaced `max_failures` times. Raises WorkerError when that is not enough, RecipeError if there
     is no such cluster, and what the run itself raises.
     """
+    if decode_workers and isinstance(recipe.data, LabQuestions):
+        raise RecipeError("--decode-workers: the lab's videos are drawn, not read; leave it out")
     out = out.absolute()
     chosen = choose_checkpoint(out / "checkpoints", resume)
     lock_directory(out).close()  # one that is in use is not waited for
@@ -215,9 +221,25 @@ def _wanted(recipe: RLRecipe, processes: int, decode_workers: int) -> Counter[st
     return wanted + RayHosts.wanted(recipe.engine)
 
 
+def _check(address: str) -> None:
+    """Raises RecipeError if nobody listens there: Ray would try for two minutes and then leave by itself."""
+    if address in ("auto", "local"):
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        raise RecipeError(f"--ray {address}: not the address of a cluster's head (host:port), nor auto or local")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT).close()
+    except (OSError, OverflowError) as error:
+        raise RecipeError(
+            f"--ray {address}: no Ray cluster there ({error}); start one with ray start --head"
+        ) from error
+
+
 @contextmanager
 def _cluster(address: str, wanted: Mapping[str, int]) -> Iterator[None]:
     """Connected to a cluster, or to one that is started, and ended, here."""
+    _check(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that is started here tells nobody
     options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
     if address == "local":  # what takes turns on a small machine still has a place

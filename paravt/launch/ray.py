@@ -162,13 +162,13 @@ def _fit(config: dict[str, Any], recipe: RLRecipe, processes: int) -> None:
 def _reason(error: WorkerGroupError, processes: int) -> str:
     """What was lost, in words, if another attempt makes sense. Raises what the run ended with otherwise."""
     failures: Mapping[int, Exception] = error.worker_failures
+    lost = [rank for rank, cause in failures.items() if type(cause).__module__.partition(".")[0] == "ray"]
+    if lost:  # what others say then (a checkpoint that cannot be read) comes of that
+        return f"process {lost[0]} of {processes} was lost"
     for cause in failures.values():
         full = isinstance(cause, OSError) and not isinstance(cause, ConnectionError)  # a disk
         if isinstance(cause, ParaVTError | FloatingPointError) or full:
             raise cause
-    lost = [rank for rank, cause in failures.items() if type(cause).__module__.partition(".")[0] == "ray"]
-    if lost:
-        return f"process {lost[0]} of {processes} was lost"
     rank, cause = next(iter(failures.items()))
     if not isinstance(cause, RuntimeError):  # not what a lost connection or a GPU gives: a bug
         raise error

@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -278,6 +279,12 @@ def fake_vllm(directory: Path, chat: TokenChat, tokens: int) -> SpawnConfig:
     return SpawnConfig(sys.executable, (str(model),), {"PYTHONPATH": path}, (), directory / "logs")
 
 
+def listens(host: str, port: int) -> bool:
+    with socket.socket() as sock:
+        sock.settimeout(10)
+        return sock.connect_ex((host, port)) == 0
+
+
 async def test_a_server_whose_actor_is_lost_comes_back_elsewhere(
     connected: None, vllm_model: QwenVL, tmp_path: Path
 ) -> None:
@@ -310,6 +317,8 @@ async def test_a_server_whose_actor_is_lost_comes_back_elsewhere(
                 assert completion.logprobs[0] == pytest.approx(-0.1)  # type: ignore[index]
             now = [engine._members[0].url for engine in engines]
             assert now[0] == now[1] != urls[0]
+            host, port = urls[0].removeprefix("http://").split(":")
+            await until(lambda: not listens(host, int(port)), PATIENCE)  # the lost one has not outlived its actor
             await asyncio.gather(*(load(engine, 2, 0.2) for engine in engines))
             for engine in engines:
                 (completion,) = await engine.generate(prompt(vllm_model.chat, [frame(0)]), WARM)

@@ -24,6 +24,8 @@ _ROOM = 120.0
 """Seconds for an actor to get a place and start a process there."""
 _LOOK = 10.0
 """Seconds for an actor to say how things are."""
+_LEAVE_THE_KEEPER = {"RAY_kill_child_processes_on_worker_exit": "false"}
+"""A server ends by its keeper when the actor is gone. Ray would kill the keeper, and leave the server to itself."""
 
 
 class Host:
@@ -119,7 +121,8 @@ class RayHosts:
 
     @classmethod
     def place(cls, engine: LocalEngineRecipe | VLLMEngineRecipe) -> RayHosts:
-        host = ray.remote(num_cpus=1, max_restarts=-1, scheduling_strategy="SPREAD")(Host)
+        environment = {"env_vars": _LEAVE_THE_KEEPER}
+        host = ray.remote(num_cpus=1, max_restarts=-1, scheduling_strategy="SPREAD", runtime_env=environment)(Host)
         return cls([host.options(num_gpus=gpus).remote() for gpus in _gpus(engine)])
 
     @staticmethod

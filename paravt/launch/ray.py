@@ -17,8 +17,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
 from typing import Any
 
 import ray
@@ -29,7 +27,6 @@ from ray.train import (
     LoggingConfig,
     RunConfig,
     ScalingConfig,
-    TrainingFailedError,
     WorkerGroupError,
 )
 from ray.train.torch import TorchConfig, TorchTrainer
@@ -125,10 +122,15 @@ def _until_done(config: dict[str, Any], recipe: RLRecipe, processes: int, max_fa
         say(f"{reason}; going on from the newest checkpoint ({lost} of at most {max_failures} times)")
 
 
+class _Trainer(TorchTrainer):
+    def _register_sigint_handler(self, controller: object) -> None:
+        """Ray's own would take Ctrl-C for itself: the command is to end as it does without Ray."""
+
+
 def _fit(config: dict[str, Any], recipe: RLRecipe, processes: int) -> None:
     """One attempt. Raises TrainingFailedError."""
     gpu = recipe.model.device.startswith("cuda")
-    trainer = TorchTrainer(
+    trainer = _Trainer(
         _learn,
         train_loop_config=config,
         torch_config=TorchConfig("cpu:gloo,cuda:nccl" if gpu else "gloo", timeout_s=int(PATIENCE.total_seconds())),
@@ -141,22 +143,7 @@ def _fit(config: dict[str, Any], recipe: RLRecipe, processes: int) -> None:
             logging_config=LoggingConfig("CRITICAL"),
         ),
     )
-    ended: SimpleQueue[Exception | None] = SimpleQueue()
-
-    def fit() -> None:
-        failure: Exception | None = WorkerError("Ray failed; see above")
-        try:
-            trainer.fit()
-            failure = None
-        except (TrainingFailedError, RayError) as error:
-            failure = error
-        finally:
-            ended.put(failure)
-
-    # In the main thread Ray would take Ctrl-C for itself, and a thread that waits for it would not end with this one.
-    Thread(target=fit, daemon=True).start()
-    if (error := ended.get()) is not None:
-        raise error
+    trainer.fit()
 
 
 def _reason(error: WorkerGroupError, processes: int) -> str:

@@ -24,6 +24,7 @@ import pytest
 import ray
 from conftest import LONG
 from ray.cluster_utils import Cluster
+from ray.train.torch import TorchTrainer
 from test_rl import BASE, metrics
 from test_rl import recipe as small_recipe
 from test_rl_ranks import ENVIRONMENT, checkpoint, children, episodes
@@ -190,6 +191,11 @@ def test_what_cannot_be_is_one_line(
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "paravt.launch.ray")
     assert refused("--ray", "local") == "paravt: --ray needs Ray: pip install 'paravt[ray]'"
+
+
+def test_ray_still_has_what_is_turned_off() -> None:
+    """Under another name its own handling of Ctrl-C would be back."""
+    assert hasattr(TorchTrainer, "_register_sigint_handler")
 
 
 async def test_workers_give_what_a_reader_gives(connected: None, tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import uvicorn
+from app_server import AppServer
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from safetensors.torch import load_file
@@ -21,14 +21,6 @@ from paravt.chat import TokenChat
 from paravt.engines.base import Prompt, Sampling
 from paravt.engines.vllm import VLLMEngine
 from paravt.types import Frame, ImagePart, Message, Row, TextPart
-
-
-class _Server(uvicorn.Server):
-    loop: asyncio.AbstractEventLoop
-
-    async def startup(self, sockets: Any = None) -> None:
-        self.loop = asyncio.get_running_loop()
-        await super().startup(sockets)
 
 
 class FakeVLLM:
@@ -47,7 +39,9 @@ class FakeVLLM:
         """Status codes that rollouts get instead of an answer."""
         self.healthy = True
         self.hangs = False
-        self.port = 0
+        self._port = socket.socket()  # kept for it while it is not there: nobody else's gets that port meanwhile
+        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._port.bind(("127.0.0.1", 0))
         self.born()
 
     def born(self) -> None:
@@ -144,24 +138,15 @@ class FakeVLLM:
 
     def start(self) -> None:
         self.born()
-        config = uvicorn.Config(self.app(), host="127.0.0.1", port=self.port, log_level="critical")
-        self._server = _Server(config)
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
-        self._thread.start()
-        while not self._server.started:
-            time.sleep(0.01)
-        self.port = self._server.servers[0].sockets[0].getsockname()[1]
+        self._server = AppServer(self.app(), self._port.getsockname()[1])
+        self._server.start()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://127.0.0.1:{self._port.getsockname()[1]}"
 
     def kill(self) -> None:
-        """As a process that is killed: connections break."""
-        connections = [*self._server.server_state.connections]
-        self._server.loop.call_soon_threadsafe(lambda: [each.transport.abort() for each in connections])
-        self._server.force_exit = self._server.should_exit = True
-        self._thread.join()
+        self._server.kill()
 
 
 # ---------------------------------------------------------------------------------------------------- what asks it

@@ -122,7 +122,7 @@ def _until_done(config: dict[str, Any], recipe: RLRecipe, processes: int, max_fa
         say(f"{reason}; going on from the newest checkpoint ({lost} of at most {max_failures} times)")
 
 
-class _Trainer(TorchTrainer):
+class _Trainer(TorchTrainer):  # type: ignore[misc]
     def _register_sigint_handler(self, controller: object) -> None:
         """Ray's own would take Ctrl-C for itself: the command is to end as it does without Ray."""
 

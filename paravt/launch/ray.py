@@ -118,7 +118,7 @@ def _until_done(config: dict[str, Any], recipe: RLRecipe, processes: int, max_fa
             reason = f"Ray lost the run: {_first_line(error)}"
         lost += 1
         if lost > max_failures:
-            raise WorkerError(f"{reason}; {lost} times in all (--max-failures {max_failures})")
+            raise WorkerError(f"{reason}; --max-failures {max_failures} allows no more, the same command goes on")
         say(f"{reason}; going on from the newest checkpoint ({lost} of at most {max_failures} times)")
 
 

@@ -1,4 +1,4 @@
-"""vLLM servers as processes of our own, on this machine, which never outlive us."""
+"""vLLM servers as processes of our own, which never outlive us."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from paravt.engines.vllm.transfer import free_port
 from paravt.errors import EngineError
@@ -42,21 +42,45 @@ class SpawnConfig:
     """A directory."""
 
 
-class ServerProcess:
-    """Server number `number`. Raises EngineError if there is no such interpreter."""
+class Spawned(Protocol):
+    """A server of our own, wherever it runs. Who asks waits for the answer: not for an event loop."""
 
-    def __init__(self, config: SpawnConfig, number: int) -> None:
+    @property
+    def url(self) -> str:
+        """Where it listens; another address when it was started again elsewhere."""
+
+    @property
+    def alive(self) -> bool: ...
+
+    def start(self) -> None:
+        """Raises EngineError if it cannot be started."""
+
+    def stop(self) -> None:
+        """Returns when it is gone."""
+
+    def last_words(self) -> str:
+        """Why it ended, in a line."""
+
+
+class ServerProcess:
+    """Server number `number`, on this machine. Raises EngineError if there is no such interpreter.
+
+    `address` is the one of this machine's that it listens on.
+    """
+
+    def __init__(self, config: SpawnConfig, number: int, address: str = "127.0.0.1") -> None:
         python = shutil.which(config.python)
         if python is None:
             raise EngineError(f"engine.python: {config.python}: no such program; name an interpreter that has vLLM")
-        self.port = free_port()
+        port = free_port(address)
+        self.url = f"http://{address}:{port}"
         self.log = config.logs / f"server-{number}.log"
-        host = ["--host", "127.0.0.1", "--port", str(self.port)]
+        host = ["--host", address, "--port", str(port)]
         vllm = [python, "-m", "vllm.entrypoints.cli.main", "serve"]
         # isolated: neither this directory nor PYTHONPATH is looked into for modules
         self._command = [sys.executable, "-I", str(KEEPER), *vllm, *config.arguments, *host]
         own = {
-            # opens the endpoints that pause, update and reset; the server listens on this machine only
+            # opens the endpoints that pause, update and reset
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "PYTHONPATH": str(WORKER_DIRECTORY),
@@ -64,10 +88,6 @@ class ServerProcess:
         }
         self._environment = {**os.environ, **own, **config.environment}
         self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
 
     @property
     def alive(self) -> bool:

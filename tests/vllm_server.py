@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -45,7 +46,11 @@ class FakeVLLM:
         """Status codes that rollouts get instead of an answer."""
         self.healthy = True
         self.hangs = False
-        self.port = 0
+        # bound, not listening: nobody else gets the port while the server is away
+        self._place = socket.socket()
+        self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._place.bind(("127.0.0.1", 0))
+        self.port = self._place.getsockname()[1]
         self.born()
 
     def born(self) -> None:
@@ -142,13 +147,17 @@ class FakeVLLM:
 
     def start(self) -> None:
         self.born()
-        config = uvicorn.Config(self.app(), host="127.0.0.1", port=self.port, log_level="critical")
+        config = uvicorn.Config(
+            self.app(), host="127.0.0.1", port=self.port, log_level="critical", timeout_graceful_shutdown=1
+        )
         self._server = _Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()
+        deadline = time.monotonic() + 60
         while not self._server.started:
+            assert self._thread.is_alive(), f"cannot listen at {self.url}"
+            assert time.monotonic() < deadline, "it did not start"
             time.sleep(0.01)
-        self.port = self._server.servers[0].sockets[0].getsockname()[1]
 
     @property
     def url(self) -> str:
@@ -159,7 +168,8 @@ class FakeVLLM:
         connections = [*self._server.server_state.connections]
         self._server.loop.call_soon_threadsafe(lambda: [each.transport.abort() for each in connections])
         self._server.force_exit = self._server.should_exit = True
-        self._thread.join()
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "it did not end"
 
 
 # ---------------------------------------------------------------------------------------------------- what asks it

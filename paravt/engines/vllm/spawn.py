@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from paravt.engines.vllm.transfer import free_port
 from paravt.errors import EngineError
+
+log = logging.getLogger(__name__)
 
 WORKER_DIRECTORY = Path(__file__).parent / "worker"
 """To be on a server's PYTHONPATH, for the worker extension."""
@@ -26,6 +29,12 @@ _CPU = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_KVCACHE_SPACE": "1",
 }
+# What torchrun tells the processes of a run. A server is none of them: with it, its workers would look for each other
+# at the launcher's store, and wait there.
+_LAUNCHER = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
+             "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
+_STOP = 30.0
+"""Seconds for a server to be gone; its keeper takes about 10 if it has to use force."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,12 @@ class ServerProcess:
         python = shutil.which(config.python)
         if python is None:
             raise EngineError(f"engine.python: {config.python}: no such program; name an interpreter that has vLLM")
-        self.port = free_port()
+        # Bound for as long as this is there, but not listening: the server can listen at it, now and started again,
+        # and nobody else is given it meanwhile.
+        self._place = socket.socket()
+        self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._place.bind(("127.0.0.1", 0))
+        self.port = int(self._place.getsockname()[1])
         self.log = config.logs / f"server-{number}.log"
         host = ["--host", "127.0.0.1", "--port", str(self.port)]
         vllm = [python, "-m", "vllm.entrypoints.cli.main", "serve"]
@@ -62,7 +76,8 @@ class ServerProcess:
             "PYTHONPATH": str(WORKER_DIRECTORY),
             **({"CUDA_VISIBLE_DEVICES": config.devices[number]} if config.devices else _CPU),
         }
-        self._environment = {**os.environ, **own, **config.environment}
+        inherited = {k: v for k, v in os.environ.items() if k not in _LAUNCHER and not k.startswith("TORCHELASTIC_")}
+        self._environment = {**inherited, **own, **config.environment}
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -87,13 +102,21 @@ class ServerProcess:
             )
 
     def stop(self) -> None:
-        """Returns when it is gone."""
-        if self._process is not None:
-            pipe: IO[bytes] | None = self._process.stdin
-            if pipe is not None:
-                with suppress(BrokenPipeError):
-                    pipe.close()
-            self._process.wait()
+        """Returns when it is gone, or cannot be ended, which is said."""
+        if self._process is None:
+            return
+        pipe: IO[bytes] | None = self._process.stdin
+        if pipe is not None:
+            with suppress(BrokenPipeError):
+                pipe.close()
+        # its keeper ends it when the pipe does, or when told: somebody else may hold the pipe's other end
+        for insist in (self._process.terminate, self._process.kill):
+            try:
+                self._process.wait(_STOP)
+                return
+            except subprocess.TimeoutExpired:
+                insist()
+        log.warning("%s did not end in time; look for processes of `vllm serve ... --port %d`", self.url, self.port)
 
     def last_words(self) -> str:
         """The last line of its log that says what went wrong."""

@@ -37,7 +37,7 @@ from paravt.learner import Learner, LearnerConfig
 from paravt.models import QwenVL, load_model
 from paravt.types import Frame, ImagePart, Message, Row, TextPart
 
-pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("vllm")]
+pytestmark = pytest.mark.vllm
 T = 0.7
 WITHIN = 1e-4
 STARTING = 400.0

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from paravt.ask import shipped_model
-from paravt.engines.vllm import ServerProcess, SpawnConfig, serve_arguments
+from paravt.engines.vllm import CPU_ARGUMENTS, ServerProcess, SpawnConfig, serve_arguments
 from paravt.models import load_model
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "lab" / "rl" / "full.yaml"
@@ -208,7 +208,7 @@ def started(python: str | None, directory: Path, args: argparse.Namespace) -> It
         sequences=64,
         pixels=(chat.frame_factor**2, chat.max_pixels),
         transfer="file",
-        more=("--enforce-eager",),
+        more=CPU_ARGUMENTS,
     )
     config = SpawnConfig(python, arguments, {"OMP_NUM_THREADS": str(args.threads)}, (), directory)
     servers = [ServerProcess(config, number) for number in range(2)]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
-import uvicorn
+from app_server import AppServer
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
@@ -18,7 +17,7 @@ DROPPED = "\0dropped"
 """An answer whose connection breaks off in the middle of it."""
 
 
-class Server:
+class Server(AppServer):
     """A chat server that answers with what it is told to, and keeps what it was asked."""
 
     def __init__(self) -> None:
@@ -61,24 +60,10 @@ class Server:
                 "usage": {"prompt_tokens": 100, "completion_tokens": 7, "total_tokens": 107},
             }  # fmt: skip
 
-        self._server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical"))
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        super().__init__(app)
 
     def default(self, body: dict[str, Any]) -> str | int:
         return "<answer>B</answer>"
-
-    def start(self) -> None:
-        self._thread.start()
-        while not self._server.started:
-            pass
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
-
-    def stop(self) -> None:
-        self._server.should_exit = True
-        self._thread.join()
 
 
 async def _broken() -> AsyncIterator[bytes]:

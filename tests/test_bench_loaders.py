@@ -8,8 +8,6 @@ anything is asked, and a row can only ever name a file below the directories tha
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from typing import Any
 import bench_data
 import pyarrow.parquet as pq
 import pytest
-import uvicorn
+from app_server import AppServer
 from conftest import LONG
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
@@ -364,16 +362,12 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     def resolve(owner: str, name: str, revision: str, path: str) -> Any:
         return Response((root / path).read_bytes(), headers={"x-repo-commit": sha, "etag": f'"{Path(path).name}"'})
 
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    monkeypatch.setattr(files, "ENDPOINT", f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}")
+    server = AppServer(app)
+    server.start()
+    monkeypatch.setattr(files, "ENDPOINT", server.url)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     yield root
-    server.should_exit = True
-    thread.join()
+    server.stop()
 
 
 def test_tables_come_from_the_hub_and_videos_do_not(hub: Path, tmp_path: Path) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import shutil
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
+from app_server import AppServer
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from huggingface_hub import constants
@@ -35,14 +34,10 @@ def endpoint() -> Iterator[str]:
             return {"id": f"{owner}/{name}"}
         return JSONResponse({"error": "?"}, status_code=404, headers={"x-error-code": "RepoNotFound"})
 
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join()
+    server = AppServer(app)
+    server.start()
+    yield server.url
+    server.stop()
 
 
 @pytest.mark.parametrize("load", [load_model, skeleton])

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import uvicorn
+from app_server import AppServer
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
@@ -20,7 +19,7 @@ from paravt.types import Sample, Score
 SAMPLE = Sample("s", "v", "What is on the table?", (), "a red cup", "open")
 
 
-class Server:
+class Server(AppServer):
     """A chat server that answers with what it is told to: a text or a status code."""
 
     def __init__(self) -> None:
@@ -47,21 +46,7 @@ class Server:
                 "usage": {"prompt_tokens": 100, "completion_tokens": 2, "total_tokens": 102},
             }  # fmt: skip
 
-        self._server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-        while not self._server.started:
-            pass
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
-
-    def stop(self) -> None:
-        self._server.should_exit = True
-        self._thread.join()
+        super().__init__(app)
 
 
 @pytest.fixture

@@ -157,8 +157,9 @@ def test_what_cannot_be_shown_is_said_before_anything_is_served(tmp_path: Path) 
 
 def test_from_the_command_line(run: Path) -> None:
     command = [sys.executable, "-m", "paravt", "view", str(run)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
         url = urlsplit(process.stdout.readline().strip())
         assert url.hostname == "127.0.0.1"
         assert len(get(int(url.port or 0), "/data/report.json")["runs"]) == 1
@@ -166,3 +167,6 @@ def test_from_the_command_line(run: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=120) == ("", "")
         assert process.returncode == 0
+    finally:
+        process.kill()
+        process.communicate()

@@ -30,7 +30,7 @@ from paravt.ask import shipped_model
 from paravt.chat import text_message, timestamp
 from paravt.config import RLRecipe, load_recipe
 from paravt.engines.base import Completion, Prompt, Sampling
-from paravt.engines.vllm import ServerProcess, SpawnConfig, VLLMConfig, VLLMEngine, open_transfer, serve_arguments
+from paravt.engines.vllm import CPU_ARGUMENTS, ServerProcess, SpawnConfig, VLLMConfig, VLLMEngine, open_transfer, serve_arguments
 from paravt.errors import EngineError
 from paravt.lab.factory import train_rl
 from paravt.learner import Learner, LearnerConfig
@@ -59,7 +59,7 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         sequences=16,
         pixels=(model.chat.frame_factor**2, model.chat.max_pixels),
         transfer="file",
-        more=("--enforce-eager",),
+        more=CPU_ARGUMENTS,
     )
     python = request.config.getoption("--vllm-python")
     server = ServerProcess(SpawnConfig(python, arguments, {}, (), tmp_path_factory.mktemp("vllm")), 0)

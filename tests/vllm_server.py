@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-import uvicorn
+from app_server import AppServer
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from safetensors.torch import load_file
@@ -20,14 +19,6 @@ from paravt.chat import TokenChat
 from paravt.engines.base import Prompt, Sampling
 from paravt.engines.vllm import VLLMEngine
 from paravt.types import Frame, ImagePart, Message, Row, TextPart
-
-
-class _Server(uvicorn.Server):
-    loop: asyncio.AbstractEventLoop
-
-    async def startup(self, sockets: Any = None) -> None:
-        self.loop = asyncio.get_running_loop()
-        await super().startup(sockets)
 
 
 class FakeVLLM:
@@ -46,11 +37,9 @@ class FakeVLLM:
         """Status codes that rollouts get instead of an answer."""
         self.healthy = True
         self.hangs = False
-        # bound, not listening: nobody else gets the port while the server is away
-        self._place = socket.socket()
-        self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._place.bind(("127.0.0.1", 0))
-        self.port = self._place.getsockname()[1]
+        self._port = socket.socket()  # kept for it while it is not there: nobody else's gets that port meanwhile
+        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._port.bind(("127.0.0.1", 0))
         self.born()
 
     def born(self) -> None:
@@ -114,16 +103,18 @@ class FakeVLLM:
 
     async def generate(self, body: dict[str, Any]) -> Any:
         settings = body["sampling_params"]
-        if settings["max_tokens"] > 1 and settings["temperature"] > 0:
+        rollout = settings["max_tokens"] > 1 and settings["temperature"] > 0
+        if rollout:
             self.requests.append(body)
-            self.running += 1
-            self.most_running = max(self.most_running, self.running)
-            try:
-                await asyncio.sleep(self.delay)
-                while self.hangs or self.paused:
-                    await asyncio.sleep(0.01)
-            finally:
-                self.running -= 1
+        self.running += rollout
+        self.most_running = max(self.most_running, self.running)
+        try:
+            await asyncio.sleep(self.delay if rollout else 0)
+            while self.paused or (self.hangs and rollout):
+                await asyncio.sleep(0.01)
+        finally:
+            self.running -= rollout
+        if rollout:
             if self.answers:
                 code = self.answers.pop(0)
                 return JSONResponse({"error": {"message": f"told to fail with {code}"}}, status_code=code)
@@ -147,29 +138,15 @@ class FakeVLLM:
 
     def start(self) -> None:
         self.born()
-        config = uvicorn.Config(
-            self.app(), host="127.0.0.1", port=self.port, log_level="critical", timeout_graceful_shutdown=1
-        )
-        self._server = _Server(config)
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
-        self._thread.start()
-        deadline = time.monotonic() + 60
-        while not self._server.started:
-            assert self._thread.is_alive(), f"cannot listen at {self.url}"
-            assert time.monotonic() < deadline, "it did not start"
-            time.sleep(0.01)
+        self._server = AppServer(self.app(), self._port.getsockname()[1])
+        self._server.start()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://127.0.0.1:{self._port.getsockname()[1]}"
 
     def kill(self) -> None:
-        """As a process that is killed: connections break."""
-        connections = [*self._server.server_state.connections]
-        self._server.loop.call_soon_threadsafe(lambda: [each.transport.abort() for each in connections])
-        self._server.force_exit = self._server.should_exit = True
-        self._thread.join(60)
-        assert not self._thread.is_alive(), "it did not end"
+        self._server.kill()
 
 
 # ---------------------------------------------------------------------------------------------------- what asks it

@@ -8,6 +8,7 @@ brings it up to date and gives it work, and leaves no process behind.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -30,7 +31,15 @@ from paravt.ask import shipped_model
 from paravt.chat import text_message, timestamp
 from paravt.config import RLRecipe, load_recipe
 from paravt.engines.base import Completion, Prompt, Sampling
-from paravt.engines.vllm import CPU_ARGUMENTS, ServerProcess, SpawnConfig, VLLMConfig, VLLMEngine, open_transfer, serve_arguments
+from paravt.engines.vllm import (
+    CPU_ARGUMENTS,
+    ServerProcess,
+    SpawnConfig,
+    VLLMConfig,
+    VLLMEngine,
+    open_transfer,
+    serve_arguments,
+)
 from paravt.errors import EngineError
 from paravt.lab.factory import train_rl
 from paravt.learner import Learner, LearnerConfig
@@ -40,6 +49,8 @@ from paravt.types import Frame, ImagePart, Message, Row, TextPart
 pytestmark = pytest.mark.vllm
 T = 0.7
 WITHIN = 1e-4
+BATCH = 4096
+"""Tokens, of the server: as many as its longest context."""
 STARTING = 400.0
 """Seconds for servers to start, on a busy machine; a run of a few steps takes less."""
 
@@ -54,7 +65,7 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     arguments = serve_arguments(
         str(shipped_model()),
         dtype="float32",
-        context=4096,
+        context=BATCH,
         images=64,
         sequences=16,
         pixels=(model.chat.frame_factor**2, model.chat.max_pixels),
@@ -183,6 +194,21 @@ async def test_samples_of_a_group_differ_and_are_repeatable(engine: VLLMEngine, 
     again = await engine.generate(asked, warm, n=4)
     assert again[0].ids[0] == group[0].ids[0]
     assert again[0].usage.cached_tokens > 0
+
+
+async def test_more_prompts_at_once_than_a_batch_takes(engine: VLLMEngine, alone: Alone) -> None:
+    """All of them with seeds, and none is read in parts; see `CPU_ARGUMENTS`."""
+    await engine.load_policy(1, alone.weights())
+    (long, *_) = prompts(alone.learner.model)
+    words = [tuple(alone.learner.model.chat.tokenizer.encode(str(i), add_special_tokens=False)) for i in range(48)]
+    asked = [Prompt((*long.ids, *said), long.images, episode=i) for i, said in enumerate(words)]  # each prompt its own
+    done = await asyncio.gather(
+        *(engine.generate(each, Sampling(max_tokens=4, temperature=T, seed=i)) for i, each in enumerate(asked))
+    )
+    assert sum(len(each.ids) for each in asked) > 2 * BATCH
+    assert all(completion.policy_version == 1 for (completion,) in done)
+    assert engine._members[0].ready
+    assert off(alone.learner, asked[7], done[7][0]) < WITHIN
 
 
 async def test_a_canary_finds_a_server_with_other_weights(engine: VLLMEngine, alone: Alone) -> None:

@@ -37,6 +37,8 @@ class FakeVLLM:
         """Status codes that rollouts get instead of an answer."""
         self.healthy = True
         self.hangs = False
+        self.slow = False
+        """Does not begin with an update."""
         self._port = socket.socket()  # kept for it while it is not there: nobody else's gets that port meanwhile
         self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._port.bind(("127.0.0.1", 0))
@@ -84,6 +86,8 @@ class FakeVLLM:
         async def order(what: str, request: Request) -> Any:
             body = await request.json() if await request.body() else {}
             self.events.append(what + (f"?{request.url.query}" if request.url.query else ""))
+            while self.slow and what == "start_weight_update":
+                await asyncio.sleep(0.01)
             if what == "pause":
                 self.paused = True
             elif what == "resume":
@@ -114,10 +118,9 @@ class FakeVLLM:
                 await asyncio.sleep(0.01)
         finally:
             self.running -= rollout
-        if rollout:
-            if self.answers:
-                code = self.answers.pop(0)
-                return JSONResponse({"error": {"message": f"told to fail with {code}"}}, status_code=code)
+        if rollout and self.answers:
+            code = self.answers.pop(0)
+            return JSONResponse({"error": {"message": f"told to fail with {code}"}}, status_code=code)
         prompt: list[int] = []
         for token in body["token_ids"]:
             prompt += [token] * (self.tokens_per_image if token == self.chat.image_id else 1)

@@ -30,7 +30,7 @@ _CPU = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
 }
 CPU_ARGUMENTS = ("--enforce-eager", "--no-enable-chunked-prefill")
-"""Of `vllm serve` on CPUs. A prompt that does not fit into a batch would be read in parts, and on a CPU vLLM 0.32 ends at
+"""Of `vllm serve` on CPUs. A prompt that does not fit into a batch would be read in parts, and there vLLM 0.32 ends at
 one that is sampled with a seed ("CPU Generator does not use offset")."""
 # What torchrun tells the processes of a run. A server is none of them: with it, its workers would look for each other
 # at the launcher's store, and wait there.

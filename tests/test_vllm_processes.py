@@ -93,6 +93,10 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     wait_for(lambda: not server.alive)
     assert "ValueError: told to fail" in server.last_words()
     assert running(tmp_path) == []  # and takes what it started with it
+    (tmp_path / "file").touch()
+    nowhere = ServerProcess(SpawnConfig(config.python, (), {}, (), tmp_path / "file"), 0)
+    with pytest.raises(EngineError, match="the server cannot be started: File exists"):
+        nowhere.start()
     with pytest.raises(EngineError, match=r"engine\.python: no-such-python: no such program"):
         ServerProcess(SpawnConfig("no-such-python", (), {}, (), tmp_path), 0)
 

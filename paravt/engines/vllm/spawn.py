@@ -97,17 +97,21 @@ class ServerProcess:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("ab") as log:
-            # a session of its own: Ctrl-C is for us, and we end it
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=self._environment,
-                start_new_session=True,
-            )
+        """Raises EngineError if no process can be started."""
+        try:
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            with self.log.open("ab") as log:
+                # a session of its own: Ctrl-C is for us, and we end it
+                self._process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    env=self._environment,
+                    start_new_session=True,
+                )
+        except OSError as error:  # a full disk, no room for a process
+            raise EngineError(f"{self.url}: the server cannot be started: {error.strerror or error}") from error
 
     def stop(self) -> None:
         """Returns when it is gone, or cannot be ended, which is said."""

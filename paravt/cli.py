@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from paravt import data_cli, eval_cli, plan_cli, report_cli, serve_cli
-from paravt.errors import EXIT_CODES, DataError, EngineError, ParaVTError
+from paravt.errors import EXIT_CODES, DataError, EngineError, ParaVTError, RecipeError
 from paravt.terminal import say
 
 app = typer.Typer(
@@ -203,6 +203,16 @@ def rl(
     ] = False,
     ranks: Annotated[int, typer.Option(min=1, help="Of --dry-run: processes that the run is spread over.")] = 1,
     nproc: Annotated[int, typer.Option(min=1, help="Processes on this machine, each with a GPU if there are any.")] = 1,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            help="The Ray cluster to run --nproc processes on: its address, auto, or local.", metavar="ADDRESS"
+        ),
+    ] = None,
+    decode_workers: Annotated[
+        int, typer.Option(min=0, help="Of --ray: that read videos; 0: the processes do it themselves.")
+    ] = 0,
+    max_failures: Annotated[int, typer.Option(min=0, help="Of --ray: how often lost processes are started again.")] = 3,
 ) -> None:
     """Train the main agent and its sub-agents by reinforcement learning on whole episodes (PARA-GRPO)."""
     from paravt.config import RLRecipe, load_recipe
@@ -214,6 +224,19 @@ def rl(
 
         show_dry_run(Console(), estimate(loaded, max(ranks, nproc)))
         return
+    if ray is not None:
+        try:
+            from paravt.launch.ray import start
+        except ImportError as error:
+            if not (error.name or "").startswith("ray"):
+                raise
+            raise RecipeError("--ray needs Ray: pip install 'paravt[ray]'") from error
+        start(
+            loaded, out, ray, processes=nproc, resume=resume, decode_workers=decode_workers, max_failures=max_failures
+        )
+        return
+    if decode_workers:
+        raise typer.BadParameter("--decode-workers needs --ray")
     if nproc > 1:
         _start_processes(["rl", str(recipe), "--out", str(out), "--resume", resume], override, nproc)
         return

@@ -29,6 +29,10 @@ class VideoError(ParaVTError):
         self.path = str(path)
         self.reason = reason
 
+    def __reduce__(self) -> tuple[type[VideoError], tuple[str, str]]:
+        """Between processes, too."""
+        return type(self), (self.path, self.reason)
+
 
 class EngineError(ParaVTError):
     kind = "engine"

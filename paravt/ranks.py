@@ -1,7 +1,7 @@
 """The processes of a run: which one this is, and how it speaks to the others.
 
-Under torchrun, each process learns from its own share of every step (and samples it), and makes the same calls here in
-the same order. What is exchanged (numbers, texts, episodes without pixels) goes between processes of one run only.
+Under torchrun or Ray, each process learns from its own share of every step (and samples it), and makes the same calls
+here in the same order. What is exchanged (numbers, texts, episodes without pixels) goes between processes of one run.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from paravt.errors import WorkerError
 T = TypeVar("T")
 
 # Of a process that waits for the episodes of another one. One that died is noticed at once.
-_PATIENCE = timedelta(hours=2)
+PATIENCE = timedelta(hours=2)
 _GRACE = 20.0
 """Seconds in which a launcher ends the processes of a run after one has died."""
 
 
 class Ranks:
-    """This process among those of the run, of which there is one unless torchrun started more. A context manager.
+    """This process among those of the run: one, or as many as torchrun or Ray started. A context manager.
+
+    Ray has connected them already, and ends that, too; under torchrun they are connected here.
 
     Whichever process fails first ends the run and says why; the others leave without a message of their own.
     """
@@ -77,12 +79,14 @@ class Ranks:
         return values
 
     def __enter__(self) -> Ranks:
-        if dist.is_torchelastic_launched():
+        if dist.is_initialized():
+            self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        elif dist.is_torchelastic_launched():
             self._store, self.rank, self.size = next(rendezvous("env://"))
-        if self.size > 1:
-            self._use_device()
+        self._use_device()
+        if self._store is not None and self.size > 1:
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-            dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.size, timeout=_PATIENCE)
+            dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.size, timeout=PATIENCE)
         return self
 
     def __exit__(
@@ -93,7 +97,7 @@ class Ranks:
         if self._store is not None and error is not None and not self._fails_first():
             raise SystemExit(1) from None
         self._worker.shutdown()
-        if error is None and dist.is_initialized():
+        if self._store is not None and error is None and dist.is_initialized():
             dist.destroy_process_group()
 
     def _fails_first(self) -> bool:

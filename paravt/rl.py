@@ -2,8 +2,8 @@
 
 Every step takes groups of episodes, pays them, turns pay and anchor marks into per-token credit, and makes one update.
 The groups are sampled with the weights that are updated, or with slightly older ones (`rollout.max_staleness`). Under
-torchrun every process does the same on its share of the prompts, and the update is that of one process with all of
-them. Left out: more than one update on a batch.
+torchrun or Ray every process does the same on its share of the prompts, and the update is that of one process with all
+of them. Left out: more than one update on a batch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from paravt.provenance import claim_run
 from paravt.ranks import Ranks
 from paravt.record import Record
 from paravt.rollout import Group, check_scored
-from paravt.run_engine import open_vllm
+from paravt.run_engine import Hosts, open_vllm
 from paravt.sampler import Batch, Sampler, open_rollout
 from paravt.spans import byte_reader
 from paravt.trackers import check_trackers
@@ -51,19 +51,21 @@ def run_rl(
     ranks: Ranks,
     truth: Truth | None = None,
     resume: str = "auto",
+    hosts: Hosts | None = None,
 ) -> None:
     """Train by a recipe; `out` gets checkpoints, `metrics.jsonl`, `timings.jsonl`, `curves.png` and episodes.
 
     A run that was stopped at any moment goes on from its newest complete checkpoint, on any number of processes;
     `resume` can be "never" (it is an error if there is one) or the path of a checkpoint to start from. `truth` tells
-    whether sub-agents' reports are true, where the task knows. All `ranks` call this, with the same arguments.
+    whether sub-agents' reports are true, where the task knows. Servers that the run starts are put on `hosts`, or on
+    this machine. All `ranks` call this, with the same arguments.
     Raises RecipeError if `out` holds a run of another recipe or cannot hold this one, and where one process would
     train all weights in 16 bits.
     """
     check_trackers(recipe.trackers)
     check_precision(recipe.model.dtype, adapters=recipe.lora is not None, processes=ranks.size)
     with claim_run(out, recipe.model_dump_json(indent=1)) if ranks.first else nullcontext():
-        asyncio.run(_Run(recipe, out, console, samples, reader, ranks, truth).train(resume))
+        asyncio.run(_Run(recipe, out, console, samples, reader, ranks, truth, hosts).train(resume))
 
 
 class _Run:
@@ -76,6 +78,7 @@ class _Run:
         reader: FrameSource,
         ranks: Ranks,
         truth: Truth | None,
+        hosts: Hosts | None,
     ) -> None:
         if recipe.threads is not None:
             torch.set_num_threads(recipe.threads)
@@ -99,7 +102,7 @@ class _Run:
         self.token_bytes = byte_reader(model.chat.tokenizer)
         servers = None
         if isinstance(recipe.engine, VLLMEngineRecipe):
-            servers = open_vllm(recipe, recipe.engine, model, out, ranks, self.learner)
+            servers = open_vllm(recipe, recipe.engine, model, out, ranks, self.learner, hosts)
         rollout = open_rollout(recipe, sampled, reader, servers)
         self.engine, self.sampler = rollout.engine, Sampler(rollout, self.stream, recipe, ranks)
 

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from paravt.engines.vllm import (
     CPU_ARGUMENTS,
     ServerProcess,
     SpawnConfig,
+    Spawned,
     VLLMEngine,
     open_transfer,
     serve_arguments,
@@ -25,6 +26,17 @@ from paravt.learner import Learner
 from paravt.models import QwenVL
 from paravt.ranks import Ranks
 from paravt.types import Row
+
+
+class Hosts(Protocol):
+    """Other places for servers than the machine of this process."""
+
+    @property
+    def address(self) -> str:
+        """Of the machine of this process, as they reach it."""
+
+    def server(self, config: SpawnConfig, number: int, starts: bool) -> Spawned:
+        """Server number `number`. One process of the run `starts` and stops it, the others follow it."""
 
 
 class _Scorer:
@@ -45,30 +57,42 @@ class _Scorer:
 
 
 def open_vllm(
-    recipe: RLRecipe, engine: VLLMEngineRecipe, model: QwenVL, out: Path, ranks: Ranks, learner: Learner
+    recipe: RLRecipe,
+    engine: VLLMEngineRecipe,
+    model: QwenVL,
+    out: Path,
+    ranks: Ranks,
+    learner: Learner,
+    hosts: Hosts | None = None,
 ) -> VLLMEngine:
     """The vLLM engine of a recipe. `model` is the learner's, of which only the vocabulary and the image processor are
-    used. Processes but the first one learn of spawned servers from it. Raises EngineError for what cannot be started.
+    used. Servers to start run on `hosts`, or on this machine: then processes but the first one learn of them from it.
+    Raises EngineError for what cannot be started.
     """
     dtype = str(model.module.dtype).removeprefix("torch.")
     if learner.config.param_dtype is not None:
         dtype = str(learner.config.param_dtype).removeprefix("torch.")
     transfer = None
-    processes = []
+    processes: list[Spawned] = []
     if ranks.first:
         directory = Path(engine.directory) if engine.directory else out / "weights"
         if engine.directory is None:
             shutil.rmtree(directory, ignore_errors=True)  # what a killed run left
-        transfer = open_transfer(engine.transfer, directory=directory, address=engine.address, device=str(model.device))
-        if engine.servers == "spawn":
-            spawn = SpawnConfig(
-                python=engine.python,
-                arguments=_arguments(recipe, engine, model, dtype),
-                environment=engine.environment,
-                devices=engine.devices,
-                logs=out / "servers",
-            )
-            processes = [ServerProcess(spawn, number) for number in range(engine.replicas)]
+        address = hosts.address if hosts is not None and "address" not in engine.changed else engine.address
+        transfer = open_transfer(engine.transfer, directory=directory, address=address, device=str(model.device))
+    if engine.servers == "spawn" and (ranks.first or hosts is not None):
+        spawn = SpawnConfig(
+            python=engine.python,
+            arguments=_arguments(recipe, engine, model, dtype),
+            environment=engine.environment,
+            devices=engine.devices,
+            logs=out / "servers",
+        )
+        numbers = range(engine.replicas)
+        if hosts is None:
+            processes = [ServerProcess(spawn, number) for number in numbers]
+        else:
+            processes = [hosts.server(spawn, number, ranks.first) for number in numbers]
     chat = copy.copy(model.chat)  # its context may be shorter than the model's
     config = engine.client_config(1e-3 if dtype == "float32" else 0.3)
     urls = () if engine.servers == "spawn" else engine.servers

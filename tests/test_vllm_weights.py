@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 import torch
 from rich.console import Console
 from test_rl import BASE, SMALL, metrics
-from vllm_server import QUICK, WARM, FakeVLLM, Learner, Make, frame, load, prompt, until
+from vllm_server import QUICK, WARM, FakeVLLM, Make, frame, load, paired_ranks, prompt, until
 
 from paravt.ask import shipped_model
 from paravt.cli import main
@@ -166,26 +165,9 @@ async def test_a_server_that_never_was_there_is_waited_for_so_long(fakes: list[F
 async def test_several_processes_share_what_the_first_one_moves(
     vllm_model: QwenVL, fakes: list[FakeVLLM], tmp_path: Path
 ) -> None:
-    meeting = asyncio.Barrier(2) if sys.version_info >= (3, 11) else None
-    if meeting is None:
-        pytest.skip("asyncio.Barrier is of Python 3.11")
-    told: dict[int, Any] = {}
-
-    class Rank(Learner):
-        def __init__(self, rank: int) -> None:
-            super().__init__()
-            self.rank, self.first = rank, rank == 0
-
-        async def gather(self, value: Any) -> list[Any]:
-            told[self.rank] = value
-            await meeting.wait()
-            values = [told[0], told[1]]
-            await meeting.wait()
-            return values
-
     transfer = open_transfer("file", directory=tmp_path, address="127.0.0.1", device="cpu")
     config = VLLMConfig(**QUICK)  # type: ignore[arg-type]
-    ranks = [Rank(0), Rank(1)]
+    ranks = paired_ranks()
     engines = [
         VLLMEngine(
             vllm_model.chat, vllm_model.banned_ids, ranks[0], transfer, config, [server.url for server in fakes]

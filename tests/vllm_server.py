@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from app_server import AppServer
 from fastapi import FastAPI, Request
@@ -175,6 +177,28 @@ class Learner:
     async def score(self, rows: Sequence[Row]) -> list[np.ndarray]:
         self.scored += len(rows)
         return [np.where(row.mask, -self.weights, 0.0) for row in rows]
+
+
+def paired_ranks() -> list[Learner]:
+    """The learners of a run of two processes, which are both in this one."""
+    if sys.version_info < (3, 11):
+        pytest.skip("asyncio.Barrier is of Python 3.11")
+    meeting = asyncio.Barrier(2)
+    told: dict[int, Any] = {}
+
+    class Rank(Learner):
+        def __init__(self, rank: int) -> None:
+            super().__init__()
+            self.rank, self.first = rank, rank == 0
+
+        async def gather(self, value: Any) -> list[Any]:
+            told[self.rank] = value
+            await meeting.wait()
+            values = [told[0], told[1]]
+            await meeting.wait()
+            return values
+
+    return [Rank(0), Rank(1)]
 
 
 def frame(seed: int, side: int = 64) -> Frame:

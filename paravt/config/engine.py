@@ -24,7 +24,8 @@ class VLLMEngineRecipe(Strict):
 
     kind: Literal["vllm"]
     servers: Annotated[tuple[str, ...], Field(min_length=1)] | Literal["spawn"] = "spawn"
-    """Addresses of running servers, or `spawn`: they are started with the run, on its machine, and end with it."""
+    """Addresses of running servers, or `spawn`: they are started with the run, on its machine (any one with `--ray`),
+    and end with it."""
     replicas: Positive = 1
     """Servers to start."""
     python: str = "python"
@@ -34,13 +35,14 @@ class VLLMEngineRecipe(Strict):
     environment: dict[str, str] = Field(default_factory=dict)
     """More environment variables of the servers to start."""
     devices: tuple[str, ...] = ()
-    """CUDA_VISIBLE_DEVICES of each server to start, such as `["4,5", "6,7"]`; empty: they run on the CPU."""
+    """CUDA_VISIBLE_DEVICES of each server to start, such as `["4,5", "6,7"]` (with `--ray` only their number counts);
+    empty: they run on the CPU."""
     transfer: Backend = "file"
     """How weights get there: a file in `directory`; `gloo`, over TCP between CPUs; `nccl`, between GPUs."""
     directory: str | None = None
     """Of the file, which the servers must see under the same name; null: `weights` in the run's directory."""
     address: str = "127.0.0.1"
-    """Of the run's machine, as the servers reach it; for gloo and nccl."""
+    """Of the run's machine, as the servers reach it; for gloo and nccl. With `--ray` it is found, if not given."""
     max_concurrency: Positive = 64
     """Requests of a process at a time, at each server."""
     tries: Positive = 3

@@ -18,9 +18,10 @@ from paravt.models import QwenVL, load_model
 from paravt.questions import read_questions
 from paravt.ranks import Ranks
 from paravt.rl import run_rl
+from paravt.run_engine import Hosts
 from paravt.sft import run_sft
 from paravt.types import Trace
-from paravt.video import FrameReader
+from paravt.video import FrameReader, FrameSource
 
 
 def new_model(shape: TinyShape = DEFAULT_SHAPE, seed: int = 0) -> QwenVL:
@@ -51,15 +52,26 @@ def train_sft(recipe: SFTRecipe, out: Path, console: Console) -> None:
         run_sft(recipe, out, console, start, stage_traces, ranks)
 
 
-def train_rl(recipe: RLRecipe, out: Path, console: Console, resume: str = "auto") -> None:
-    """Run a recipe of reinforcement learning, in each of the processes that torchrun started; see `run_rl`."""
+def train_rl(
+    recipe: RLRecipe,
+    out: Path,
+    console: Console,
+    resume: str = "auto",
+    reader: FrameSource | None = None,
+    hosts: Hosts | None = None,
+) -> None:
+    """Run a recipe of reinforcement learning, in each of the processes that torchrun or Ray started; see `run_rl`.
+
+    Files are read by `reader`, or by this process; the lab's worlds are drawn by it in either case.
+    """
     with Ranks() as ranks:
         if isinstance(recipe.data, QuestionFile | QuestionRows):
-            run_rl(recipe, out, console, read_questions(recipe.data), FrameReader(), ranks, resume=resume)
+            samples, files = read_questions(recipe.data), reader or FrameReader()
+            run_rl(recipe, out, console, samples, files, ranks, resume=resume, hosts=hosts)
         else:
             families, choice = recipe.data.families or FAMILIES, recipe.data.choice
             samples = [
                 question(f"rl-{number}", 0, families=families, choice=choice).sample
                 for number in range(recipe.data.videos)
             ]
-            run_rl(recipe, out, console, samples, WorldReader(), ranks, true_reports, resume)
+            run_rl(recipe, out, console, samples, WorldReader(), ranks, true_reports, resume, hosts)

@@ -1,7 +1,14 @@
 """The vLLM engine; see `engine`."""
 
 from paravt.engines.vllm.engine import Learner, VLLMConfig, VLLMEngine
-from paravt.engines.vllm.spawn import CPU_ARGUMENTS, WORKER_DIRECTORY, ServerProcess, SpawnConfig, serve_arguments
+from paravt.engines.vllm.spawn import (
+    CPU_ARGUMENTS,
+    WORKER_DIRECTORY,
+    ServerProcess,
+    SpawnConfig,
+    Spawned,
+    serve_arguments,
+)
 from paravt.engines.vllm.transfer import Backend, Transfer, open_transfer
 
 __all__ = [
@@ -11,6 +18,7 @@ __all__ = [
     "Learner",
     "ServerProcess",
     "SpawnConfig",
+    "Spawned",
     "Transfer",
     "VLLMConfig",
     "VLLMEngine",

@@ -26,7 +26,7 @@ from paravt.engines.base import Completion, Prompt, Sampling
 from paravt.engines.vllm.canary import SAMPLING, Canary, canary_prompt, canary_row, difference, distinct
 from paravt.engines.vllm.pool import Member, Pool
 from paravt.engines.vllm.server import VLLMServer
-from paravt.engines.vllm.spawn import ServerProcess
+from paravt.engines.vllm.spawn import Spawned
 from paravt.engines.vllm.transfer import Policy, Transfer
 from paravt.engines.vllm.wire import Asked, DataUrls, WrongVersion, ask
 from paravt.errors import EngineError
@@ -83,7 +83,7 @@ class _Standing(Member):
     """A member of the pool with how far it has come."""
 
     server: VLLMServer | None = None
-    process: ServerProcess | None = None
+    process: Spawned | None = None
     known: bool = False
     """Its model and limits, since it was last out."""
     connection: Any = None
@@ -97,7 +97,8 @@ class _Standing(Member):
 
 
 class VLLMEngine:
-    """An `Engine` over the servers at `urls` and over processes of our own; close it.
+    """An `Engine` over the servers at `urls` and over processes of our own; close it. The latter may come back at
+    another address.
 
     `chat` and `banned` are the model's. `transfer` is None in processes that do not move weights. Completions name the
     version of the weights that the server says it sampled with.
@@ -111,7 +112,7 @@ class VLLMEngine:
         transfer: Transfer | None,
         config: VLLMConfig,
         urls: Sequence[str] = (),
-        processes: Sequence[ServerProcess] = (),
+        processes: Sequence[Spawned] = (),
     ) -> None:
         self.chat, self._banned = chat, tuple(banned)
         self._learner, self._transfer, self._config = learner, transfer, config
@@ -130,13 +131,25 @@ class VLLMEngine:
         for process in processes:
             self._join(process.url, process)
 
-    def _join(self, url: str, process: ServerProcess | None = None) -> _Standing:
+    def _join(self, url: str, process: Spawned | None = None) -> _Standing:
         member = _Standing(url, process=process)
-        member.server = VLLMServer(url, self.chat, self._banned, self._urls, self._config.timeout)
+        member.server = self._server(url)
         member.gone.set()
         self._members.append(member)
         self._pool.members.append(member)
         return member
+
+    def _server(self, url: str) -> VLLMServer:
+        return VLLMServer(url, self.chat, self._banned, self._urls, self._config.timeout)
+
+    async def _find(self, member: _Standing, url: str) -> VLLMServer:
+        """The server of a member that is to be at `url`."""
+        assert member.server is not None
+        if member.url != url:
+            self._pool.fail(member, f"it is at {url} now")
+            moved, member.url, member.server, member.known = member.server, url, self._server(url), False
+            await moved.close()
+        return member.server
 
     # ------------------------------------------------------------------ requests
 
@@ -219,9 +232,9 @@ class VLLMEngine:
         policy = Policy(version, label, {})
         self._run = label.rpartition("-")[0]
         self._set(policy, reference)
-        by_url = {member.url: member for member in self._members}
-        for url, good in standings:
-            member = by_url.get(url) or self._join(url)
+        for place, (url, good) in enumerate(standings):
+            member = self._members[place] if place < len(self._members) else self._join(url)
+            await self._find(member, url)
             if not good:
                 self._pool.fail(member, "it does not have the current weights")
                 continue
@@ -273,20 +286,22 @@ class VLLMEngine:
 
     async def _know(self, member: _Standing) -> None:
         """Up to a server that is healthy and as it must be. Raises EngineError."""
-        server = member.server
-        assert server is not None
         if member.known:
             return
-        if member.process is not None and not member.process.alive:
-            member.process.start()
+        process = member.process
+        if process is not None and not await asyncio.to_thread(lambda: process.alive):
+            await asyncio.to_thread(process.start)
+        url = member.url if process is None else await asyncio.to_thread(lambda: process.url)
+        server = await self._find(member, url)
         clock = asyncio.get_running_loop().time
         started = said = clock()
         while not await server.healthy():
-            if member.process is not None and not member.process.alive:
-                raise EngineError(f"the server did not start: {member.process.last_words()}")
+            if process is not None and not await asyncio.to_thread(lambda: process.alive):
+                words = await asyncio.to_thread(process.last_words)
+                raise EngineError(f"the server did not start: {words}")
             if clock() - started > self._config.start_timeout:
-                if member.process is not None:  # it hangs; the next attempt starts another one
-                    await asyncio.to_thread(member.process.stop)
+                if process is not None:  # it hangs; the next attempt starts another one
+                    await asyncio.to_thread(process.stop)
                 raise EngineError(f"not healthy after {self._config.start_timeout:g} seconds")
             if clock() - said > _NEWS:
                 said = clock()
@@ -332,10 +347,10 @@ class VLLMEngine:
     async def _attend(self, member: _Standing) -> None:
         """Look after a server for as long as the engine is there."""
         missed, pause = 0, _POLL
-        server = member.server
-        assert server is not None
         while True:
             await asyncio.sleep(self._config.health_every if member.ready else pause)
+            server = member.server
+            assert server is not None
             if member.ready:
                 pause = _POLL
                 missed = 0 if await server.healthy() else missed + 1

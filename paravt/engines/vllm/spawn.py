@@ -1,4 +1,4 @@
-"""vLLM servers as processes of our own, on this machine, which never outlive us."""
+"""vLLM servers as processes of our own, which never outlive us."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from paravt.errors import EngineError
 
@@ -54,10 +54,33 @@ class SpawnConfig:
     """A directory."""
 
 
-class ServerProcess:
-    """Server number `number`. Raises EngineError if there is no such interpreter."""
+class Spawned(Protocol):
+    """A server of our own, wherever it runs. Who asks waits for the answer: not for an event loop."""
 
-    def __init__(self, config: SpawnConfig, number: int) -> None:
+    @property
+    def url(self) -> str:
+        """Where it listens; another address when it was started again elsewhere."""
+
+    @property
+    def alive(self) -> bool: ...
+
+    def start(self) -> None:
+        """Raises EngineError if it cannot be started."""
+
+    def stop(self) -> None:
+        """Returns when it is gone."""
+
+    def last_words(self) -> str:
+        """Why it ended, in a line."""
+
+
+class ServerProcess:
+    """Server number `number`, on this machine. Raises EngineError if there is no such interpreter.
+
+    `address` is the one of this machine's that it listens on.
+    """
+
+    def __init__(self, config: SpawnConfig, number: int, address: str = "127.0.0.1") -> None:
         python = shutil.which(config.python)
         if python is None:
             raise EngineError(f"engine.python: {config.python}: no such program; name an interpreter that has vLLM")
@@ -65,15 +88,16 @@ class ServerProcess:
         # and nobody else is given it meanwhile.
         self._place = socket.socket()
         self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._place.bind(("127.0.0.1", 0))
+        self._place.bind((address, 0))
         self.port = int(self._place.getsockname()[1])
+        self.url = f"http://{address}:{self.port}"
         self.log = config.logs / f"server-{number}.log"
-        host = ["--host", "127.0.0.1", "--port", str(self.port)]
+        host = ["--host", address, "--port", str(self.port)]
         vllm = [python, "-m", "vllm.entrypoints.cli.main", "serve"]
         # isolated: neither this directory nor PYTHONPATH is looked into for modules
         self._command = [sys.executable, "-I", str(KEEPER), *vllm, *config.arguments, *host]
         own = {
-            # opens the endpoints that pause, update and reset; the server listens on this machine only
+            # opens the endpoints that pause, update and reset
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "PYTHONPATH": str(WORKER_DIRECTORY),
@@ -82,10 +106,6 @@ class ServerProcess:
         inherited = {k: v for k, v in os.environ.items() if k not in _LAUNCHER and not k.startswith("TORCHELASTIC_")}
         self._environment = {**inherited, **own, **config.environment}
         self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int | None:

@@ -1,0 +1,355 @@
+"""A run on a cluster of Ray, here of two nodes on one machine.
+
+Locked here: a run that loses a process and then a node ends with the metrics of one that lost nothing, bit by bit, and
+has used every prompt once; what is wrong with the run itself ends it at once, in one line; workers that decode give
+what a reader gives, also when one is lost in the middle of a request; a server whose actor is lost comes back at
+another address, and every process of the run finds it there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from conftest import LONG
+from ray.cluster_utils import Cluster
+from test_rl import BASE, metrics
+from test_rl import recipe as small_recipe
+from test_rl_ranks import ENVIRONMENT, checkpoint, children, episodes
+from vllm_server import IMAGE_TOKENS, QUICK, WARM, frame, load, paired_ranks, prompt, until
+
+from paravt.chat import TokenChat
+from paravt.cli import main
+from paravt.config import VLLMEngineRecipe
+from paravt.engines.vllm import SpawnConfig, VLLMConfig, VLLMEngine, open_transfer
+from paravt.errors import DataError, RecipeError, VideoError
+from paravt.lab.corpus import write_corpus
+from paravt.launch.decoders import Decoder, Decoders
+from paravt.launch.hosts import RayHosts
+from paravt.models import QwenVL
+from paravt.provenance import lock_directory
+from paravt.video import FrameReader
+
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
+
+RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+WITH_RAY = ENVIRONMENT | RAY
+NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 200 << 20}
+PATIENCE = 500.0
+"""Seconds; a busy machine takes its time."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Its processes find the package and the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("PYTHONPATH", *RAY):
+            patch.setenv(name, WITH_RAY[name])
+        # a node that is gone is noticed after 5 seconds, not 15
+        head = {"include_dashboard": False, "_system_config": {"health_check_period_ms": 1000}}
+        running = Cluster(initialize_head=True, head_node_args=NODE | head)
+        try:
+            running.add_node(**NODE)
+            yield running
+        finally:
+            ray.shutdown()
+            running.shutdown()
+
+
+@pytest.fixture
+def connected(cluster: Cluster) -> Iterator[None]:
+    ray.init(address=cluster.address, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def write_recipe(directory: Path, *changes: str) -> Path:
+    """Of two prompts a step, about files."""
+    questions = directory / "corpus" / "questions.jsonl"
+    if not questions.exists():
+        write_corpus(directory / "corpus", videos=4, questions=2, seed=0)
+    made = small_recipe("full", f"data={{kind: jsonl, path: {questions}}}", "steps=4", "keep_checkpoints=9",
+                        "episodes_every=1", *changes)  # fmt: skip
+    path = directory / "recipe.yaml"
+    path.write_text(made.model_dump_json())
+    return path
+
+
+def line(recipe: Path, out: Path, *options: str) -> list[str]:
+    start = [sys.executable, "-c", "from paravt.cli import main; main()", "rl", str(recipe), "--out", str(out)]
+    return [*start, "--nproc", "2", *options]
+
+
+def workers(node: Any, name: str) -> list[int]:
+    """Processes of a node whose actor has this name."""
+    (raylet,) = node.all_processes["raylet"]
+    found = []
+    for pid in children(raylet.process.pid):
+        try:
+            title = Path(f"/proc/{pid}/cmdline").read_text()
+        except OSError:  # it has just ended
+            continue
+        if title.startswith(f"ray::{name}"):
+            found.append(pid)
+    return found
+
+
+def wait_for(there: Path, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not there.exists():
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        assert time.monotonic() < deadline, f"no {there}"
+        time.sleep(0.02)
+
+
+def said(stderr: str) -> list[str]:
+    return [each for each in stderr.splitlines() if each.startswith("paravt:")]
+
+
+def test_a_run_that_loses_a_process_and_a_node_is_the_same_run(cluster: Cluster, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path)
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    done = subprocess.run(
+        line(recipe, whole), capture_output=True, text=True, timeout=PATIENCE, check=False, env=WITH_RAY
+    )
+    assert done.returncode == 0, done.stderr
+
+    options = ("--ray", cluster.address, "--decode-workers", "2")
+    with subprocess.Popen(line(recipe, out, *options), stderr=subprocess.PIPE, text=True, env=WITH_RAY) as process:
+        try:
+            wait_for(checkpoint(out, 1), process)
+            (second,) = cluster.worker_nodes
+            assert all(workers(node, "Decoder") for node in (cluster.head_node, second))
+            os.kill(workers(second, "RayTrainWorker")[0], signal.SIGKILL)
+            wait_for(checkpoint(out, 2), process)
+            cluster.remove_node(second, allow_graceful=False)
+            cluster.add_node(**NODE)
+            _, stderr = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
+    assert process.returncode == 0, stderr
+    lost = [each for each in said(stderr) if "going on from the newest checkpoint" in each]
+    assert len(lost) == 2, stderr
+    assert "of 2 was lost" in lost[0]
+
+    assert [row["step"] for row in metrics(out)] == [1, 2, 3, 4]
+    assert (out / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+    used = [group for step in range(1, 5) for group in dict.fromkeys(group for group, _ in episodes(out, step))]
+    assert used == [group for step in range(1, 5) for group in dict.fromkeys(g for g, _ in episodes(whole, step))]
+    names = [group.split("/", 1)[1] for group in used]
+    assert len(names) == len(set(names)) == 8
+
+
+def test_what_is_wrong_with_a_run_ends_it_at_once(cluster: Cluster, tmp_path: Path) -> None:
+    """A reason that comes all the way from the workers that decode."""
+    recipe = write_recipe(tmp_path)
+    for video in (tmp_path / "corpus").rglob("*.mp4"):
+        video.write_bytes(b"no video")
+    options = ("--ray", cluster.address, "--decode-workers", "1")
+    done = subprocess.run(
+        line(recipe, tmp_path / "run", *options),
+        capture_output=True, text=True, timeout=PATIENCE, check=False, env=WITH_RAY,
+    )  # fmt: skip
+    assert done.returncode == DataError.exit_code, done.stderr
+    (reason,) = done.stderr.strip().splitlines()
+    assert reason.startswith("paravt: none of the 4 episodes of the first step could be scored; the first: ")
+    assert ".mp4: not a readable video" in reason
+
+
+def test_what_cannot_be_is_one_line(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*options: str) -> str:
+        with pytest.raises(SystemExit) as left:
+            main(["rl", str(BASE / "full.yaml"), "--out", str(tmp_path / "run"), *options])
+        assert left.value.code == RecipeError.exit_code
+        (message,) = capsys.readouterr().err.strip().splitlines()
+        return message
+
+    assert refused("--ray", "local", "--decode-workers", "2").startswith("paravt: --decode-workers: the lab's videos")
+    assert refused("--ray", "127.0.0.1:1").startswith("paravt: --ray 127.0.0.1:1: no Ray cluster there (")
+    assert refused("--ray", "ray://head:10001").startswith("paravt: --ray ray://head:10001: not the address of")
+    with lock_directory(tmp_path / "run"):
+        assert refused("--ray", cluster.address).endswith("run: another process is running there")
+    assert not ray.is_initialized()
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "paravt.launch.ray")
+    assert refused("--ray", "local") == "paravt: --ray needs Ray: pip install 'paravt[ray]'"
+
+
+async def test_workers_give_what_a_reader_gives(connected: None, tmp_path: Path) -> None:
+    decoders, reader = Decoders.place(2), FrameReader(workers=1)
+    windows, size = [(1.0, 2.0), (2.0, 500.0)], (64, 64)
+    assert await decoders.ainfo(LONG) == reader.info(LONG)
+    for ours, theirs in zip(
+        await decoders.aread_many(LONG, windows, size), reader.read_many(LONG, windows, size), strict=True
+    ):
+        assert ours.missing == theirs.missing
+        for one, other in zip(ours.frames, theirs.frames, strict=True):
+            assert (one is None) == (other is None)
+            if one is not None and other is not None:
+                assert (one.time, one.key) == (other.time, other.key)
+                assert one.pixels.dtype == other.pixels.dtype
+                assert (one.pixels == other.pixels).all()
+    first, again = await decoders.aread(LONG, (1.0,), size), await decoders.aread(LONG, (1.0,), size)
+    assert first.frames[0] is again.frames[0]
+    with pytest.raises(VideoError, match=r"gone\.mp4: no such file"):
+        await decoders.aread(str(tmp_path / "gone.mp4"), (1.0,), size)
+    assert decoders.asked_again == 0
+
+
+class Stuck(Decoder):
+    """The first one that is asked leaves its number and gives no answer."""
+
+    def __init__(self, sign: Path) -> None:
+        super().__init__()
+        self._sign = sign
+
+    async def read(self, path: str, windows: Any, size: Any) -> Any:
+        try:
+            with self._sign.open("x") as file:
+                file.write(str(os.getpid()))
+        except FileExistsError:
+            return await super().read(path, windows, size)
+        return await asyncio.sleep(PATIENCE)
+
+
+async def test_a_worker_that_is_lost_with_a_request(connected: None, tmp_path: Path) -> None:
+    sign = tmp_path / "asked"
+    actors = [ray.remote(num_cpus=1, max_restarts=-1)(Stuck).remote(sign) for _ in range(2)]
+    decoders = Decoders(actors)
+    request = asyncio.ensure_future(decoders.aread(LONG, (1.0,), (64, 64)))
+    deadline = time.monotonic() + PATIENCE
+    while not (sign.exists() and sign.read_text()):
+        assert time.monotonic() < deadline
+        assert not request.done()
+        await asyncio.sleep(0.05)
+    os.kill(int(sign.read_text()), signal.SIGKILL)
+    expected = FrameReader(workers=1).read(LONG, (1.0,), (64, 64)).frames[0]
+    frame = (await asyncio.wait_for(request, PATIENCE)).frames[0]
+    assert frame is not None
+    assert expected is not None
+    assert (frame.pixels == expected.pixels).all()
+    assert decoders.asked_again == 1
+
+    for actor in actors:
+        ray.kill(actor)
+    frame = (await asyncio.wait_for(decoders.aread(LONG, (2.0,), (64, 64)), PATIENCE)).frames[0]  # read here
+    assert frame is not None
+    assert decoders.asked_again == 3
+
+
+# ------------------------------------------------------------------ servers
+
+
+MAIN = """
+import json, sys
+from types import SimpleNamespace
+import uvicorn
+from vllm_server import FakeVLLM
+
+value = dict(zip(sys.argv[3::2], sys.argv[4::2]))
+words = json.load(open(sys.argv[2]))
+encode = lambda text, add_special_tokens: [words["digits"][int(digit)] for digit in text]
+chat = SimpleNamespace(image_id=words["image"], end_id=words["end"], tokenizer=SimpleNamespace(encode=encode))
+uvicorn.run(FakeVLLM(chat, words["tokens"]).app(), host=value["--host"], port=int(value["--port"]), log_level="error")
+"""
+
+
+def fake_vllm(directory: Path, chat: TokenChat, tokens: int) -> SpawnConfig:
+    """Starts a process that serves what `FakeVLLM` does. The model that it is given is a file of token ids."""
+    package = directory / "vllm" / "entrypoints" / "cli"
+    package.mkdir(parents=True)
+    (package / "main.py").write_text(MAIN)
+    digits = [chat.tokenizer.encode(str(digit), add_special_tokens=False)[0] for digit in range(10)]
+    model = directory / "words.json"
+    model.write_text(json.dumps({"image": chat.image_id, "end": chat.end_id, "digits": digits, "tokens": tokens}))
+    path = os.pathsep.join([str(directory), ENVIRONMENT["PYTHONPATH"]])
+    return SpawnConfig(sys.executable, (str(model),), {"PYTHONPATH": path}, (), directory / "logs")
+
+
+def listens(host: str, port: int) -> bool:
+    with socket.socket() as sock:
+        sock.settimeout(10)
+        return sock.connect_ex((host, port)) == 0
+
+
+async def test_a_server_whose_actor_is_lost_comes_back_elsewhere(
+    connected: None, vllm_model: QwenVL, tmp_path: Path
+) -> None:
+    """Of two processes the first one starts the server; the other one finds it."""
+    config = VLLMConfig(**(QUICK | dict(patience=PATIENCE, start_timeout=PATIENCE)))  # type: ignore[arg-type]
+    spawn = fake_vllm(tmp_path, vllm_model.chat, IMAGE_TOKENS)
+    transfer = open_transfer("file", directory=tmp_path / "weights", address="127.0.0.1", device="cpu")
+    ranks = paired_ranks()
+    with RayHosts.place(VLLMEngineRecipe(kind="vllm")) as hosts:
+        engines = [
+            VLLMEngine(
+                vllm_model.chat, vllm_model.banned_ids, rank, transfer if rank.first else None, config,
+                processes=[hosts.server(spawn, 0, starts=rank.first)],
+            )
+            for rank in ranks
+        ]  # fmt: skip
+        try:
+            await asyncio.gather(*(load(engine, 1, 0.1) for engine in engines))
+            urls = [engine._members[0].url for engine in engines]
+            assert urls[0] == urls[1]
+            for engine in engines:
+                (completion,) = await engine.generate(prompt(vllm_model.chat, [frame(0)]), WARM)
+                assert completion.policy_version == 1
+
+            ray.kill(hosts._actors[0], no_restart=False)
+            await until(lambda: not any(engine._members[0].ready for engine in engines), PATIENCE)
+            for engine in engines:  # waits for the server
+                (completion,) = await engine.generate(prompt(vllm_model.chat, [frame(0)]), WARM)
+                assert completion.policy_version == 1
+                assert completion.logprobs[0] == pytest.approx(-0.1)  # type: ignore[index]
+            now = [engine._members[0].url for engine in engines]
+            assert now[0] == now[1] != urls[0]
+            host, port = urls[0].removeprefix("http://").split(":")
+            await until(lambda: not listens(host, int(port)), PATIENCE)  # the lost one has not outlived its actor
+            await asyncio.gather(*(load(engine, 2, 0.2) for engine in engines))
+            for engine in engines:
+                (completion,) = await engine.generate(prompt(vllm_model.chat, [frame(0)]), WARM)
+                assert completion.policy_version == 2
+        finally:
+            for engine in engines:
+                await engine.close()
+
+
+@pytest.mark.vllm
+def test_a_run_whose_server_is_lost_goes_on(cluster: Cluster, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    python = request.config.getoption("--vllm-python")
+    if not python:
+        pytest.skip("servers are started; give --vllm-python")
+    engine = {"kind": "vllm", "servers": "spawn", "python": python, "health_every": 1}
+    recipe = write_recipe(tmp_path, "deterministic=false", f"engine={json.dumps(engine)}")
+    out = tmp_path / "run"
+    options = ("--ray", cluster.address)
+    with subprocess.Popen(line(recipe, out, *options), stderr=subprocess.PIPE, text=True, env=WITH_RAY) as process:
+        try:
+            wait_for(checkpoint(out, 1), process)
+            (host,) = [pid for node in (cluster.head_node, *cluster.worker_nodes) for pid in workers(node, "Host")]
+            os.kill(host, signal.SIGKILL)
+            _, stderr = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
+    assert process.returncode == 0, stderr
+    assert "is back" in stderr
+    assert not any("going on from the newest checkpoint" in each for each in said(stderr))
+    rows = metrics(out)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    for row in rows:
+        assert row["unscored"] == 0
+        assert row["token/mismatch_max"] < 1e-4

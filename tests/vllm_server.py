@@ -219,7 +219,7 @@ async def load(engine: VLLMEngine, version: int, value: float) -> None:
     await engine.load_policy(version, {"w": torch.tensor(value)})
 
 
-async def until(what: Callable[[], bool], seconds: float = 20.0) -> None:
+async def until(what: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline, "it did not happen"

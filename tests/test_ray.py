@@ -43,7 +43,11 @@ from paravt.video import FrameReader
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
 
-RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_memory_monitor_refresh_ms": "0",  # what else runs on the machine is not the cluster's to kill for
+}
 WITH_RAY = ENVIRONMENT | RAY
 NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 200 << 20}
 PATIENCE = 500.0

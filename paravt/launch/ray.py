@@ -117,8 +117,8 @@ def _until_done(config: dict[str, Any], recipe: RLRecipe, processes: int, max_fa
             reason = f"Ray could not start the processes: {_first_line(error.controller_failure)}"
         except WorkerGroupError as error:
             reason = _reason(error, processes)
-        except RayError as error:
-            raise WorkerError(f"the Ray cluster failed: {_first_line(error)}") from error
+        except RayError as error:  # of its controller
+            reason = f"Ray lost the run: {_first_line(error)}"
         lost += 1
         if lost > max_failures:
             raise WorkerError(f"{reason}; {lost} times in all (--max-failures {max_failures})")

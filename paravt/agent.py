@@ -7,11 +7,12 @@ them leaves the episode unscored.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+
+import anyio
 
 from paravt.answers import LETTERS
 from paravt.chat import text_message
@@ -162,8 +163,9 @@ class _Run:
             return None
         with self.clock("main"):
             try:
-                text = await asyncio.wait_for(self.main.turn(room), self.config.call_timeout)
-            except asyncio.TimeoutError:
+                with anyio.fail_after(self.config.call_timeout):
+                    text = await self.main.turn(room)
+            except TimeoutError:
                 raise TimedOut(f"no turn within {self.config.call_timeout:g} seconds") from None
         turn = self.protocol.parse(text, self.config)
         self.turns.append(turn)

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import anyio
+
 from paravt.chat import seconds
 from paravt.conversation import Conversation
 from paravt.engines.base import Engine
@@ -115,14 +117,11 @@ class CropRunner:
         if not wanted:
             return [None] * len(plans)
         try:
-            found = iter(
-                await asyncio.wait_for(
-                    self.reader.aread_many(self.sample.video, wanted, self.size), self.config.call_timeout
-                )
-            )
+            with anyio.fail_after(self.config.call_timeout):
+                found = iter(await self.reader.aread_many(self.sample.video, wanted, self.size))
         except VideoError as error:
             return [error if plan.times else None for plan in plans]
-        except asyncio.TimeoutError:
+        except TimeoutError:
             late = TimedOut(f"reading the frames took longer than {self.config.call_timeout:g} seconds")
             return [late if plan.times else None for plan in plans]
         return [next(found) if plan.times else None for plan in plans]
@@ -145,11 +144,10 @@ class CropRunner:
                 async with self.slots:
                     self.emit(CropStarted(turn, index, plan.window))
                     conversation.open([self.crop_message(plan.window, frames)])
-                    text = await asyncio.wait_for(
-                        conversation.turn(self.config.max_report_tokens), self.config.call_timeout
-                    )
+                    with anyio.fail_after(self.config.call_timeout):
+                        text = await conversation.turn(self.config.max_report_tokens)
                 crop = replace(crop, report=self.chat.clean(text).strip(), trace=conversation.trace)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             late = TimedOut(f"no report within {self.config.call_timeout:g} seconds")
             crop = self.failed(crop, late, conversation)
         except (VideoError, EngineError) as error:

@@ -200,3 +200,33 @@ async def test_a_pause_is_kept_and_a_long_one_is_said(
 def test_addresses_that_are_none(url: str) -> None:
     with pytest.raises(EngineError, match="server address"):
         OpenAIEngine(url)
+
+
+@pytest.mark.parametrize("passes", range(8))
+async def test_a_cancellation_that_comes_with_the_answer_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch, passes: int
+) -> None:
+    """Else a task that asks again and again would go on when it is ended. The answer is there, and the cancellation
+    comes so many passes of the event loop later."""
+    answered = asyncio.Event()
+
+    async def send(*arguments: object) -> bytes:
+        await answered.wait()
+        return b"{}"
+
+    server = bounds.JsonServer("http://a", max_concurrency=1, max_retries=0, timeout=60)
+    monkeypatch.setattr(server, "_send", send)
+
+    async def ask_twice() -> None:
+        await server.request("GET", "/health")
+        await asyncio.sleep(60)
+
+    asking = asyncio.create_task(ask_twice())
+    await asyncio.sleep(0.05)
+    answered.set()
+    for _ in range(passes):
+        await asyncio.sleep(0)
+    asking.cancel()
+    done, _ = await asyncio.wait([asking], timeout=5)
+    assert done and asking.cancelled()
+    await server.close()

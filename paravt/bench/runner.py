@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import anyio
+
 from paravt.bench.results import Result
 from paravt.engines.base import Engine
 from paravt.errors import EngineError, VideoError
@@ -118,10 +120,8 @@ class _Pool:
                 return place
             self._freed.clear()
             pauses = [place.ready_at - now for place in self._places if place.ready_at > now]
-            try:
-                await asyncio.wait_for(self._freed.wait(), min(pauses, default=None))
-            except asyncio.TimeoutError:
-                continue
+            with anyio.move_on_after(min(pauses, default=None)):
+                await self._freed.wait()
 
     def give(self, place: Place) -> None:
         place.running -= 1

@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+import anyio
 import httpx2
 
 from paravt.errors import EngineError
@@ -93,9 +94,10 @@ class JsonServer:
             deadline = loop.time() + self._timeout
             for attempt in range(self._max_retries + 1):
                 try:
-                    sent = self._send(connection.client, method, path, content)
-                    return await asyncio.wait_for(sent, deadline - loop.time())
-                except asyncio.TimeoutError:
+                    # not asyncio.wait_for: up to Python 3.11 it loses a cancellation that comes with the answer
+                    with anyio.fail_after(deadline - loop.time()):
+                        return await self._send(connection.client, method, path, content)
+                except TimeoutError:
                     raise EngineError(f"{self.url}: no answer in time ({self._timeout:g} seconds)") from None
                 except _Transient as failure:
                     if attempt == self._max_retries:

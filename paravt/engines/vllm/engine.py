@@ -14,10 +14,10 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
+import anyio
 import numpy as np
 import torch
 
@@ -253,8 +253,8 @@ class VLLMEngine:
             left = deadline - asyncio.get_running_loop().time()
             if left <= 0 or not any(member.task is not None for member in self._members):
                 raise EngineError(f"no server took the weights: {self._pool.reasons()}")
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), left)
+            with anyio.move_on_after(left):
+                await self._changed.wait()
         return found
 
     def _passes(self, member: Member, canary: Canary, reference: Canary) -> bool:

@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import anyio
+
 from paravt.engines.base import stable_seed
 from paravt.engines.server import StatusError
 from paravt.engines.vllm.wire import PromptMismatch
@@ -125,8 +127,9 @@ class Pool:
             waiter = loop.create_future()
             self._waiters.append(waiter)
             try:
-                await asyncio.wait_for(waiter, left)
-            except asyncio.TimeoutError:
+                with anyio.fail_after(left):
+                    await waiter
+            except TimeoutError:
                 raise EngineError(f"no server for {self._patience:g} seconds: {self.reasons()}") from None
         member.running += 1
         self._places[conversation] = member

@@ -247,7 +247,7 @@ def environment(*directories: Path) -> dict[str, str]:
 def test_two_processes_of_a_run_share_a_server(url: str, tmp_path: Path) -> None:
     """Each learns from its share of the prompts, and sends requests itself; the first one moves the weights."""
     engine = {"kind": "vllm", "servers": [url], "timeout": 120, "patience": 120, "start_timeout": 60}
-    sets = [*SMALL, "deterministic=false", f"engine={json.dumps(engine)}", "episodes_every=1"]
+    sets = [*SMALL, "deterministic=false", f"engine={json.dumps(engine)}", "reward.functions=[test_rl:uneven]"]
     run = subprocess.run(
         command_line(tmp_path / "run", sets, "--nproc", "2"),
         capture_output=True,

@@ -11,7 +11,7 @@ demo: $(VENV)/.installed
 	$(BIN)/paravt lab demo
 
 test: $(VENV)/.installed-dev
-	$(BIN)/pytest -n 2 --dist loadgroup $(PYTEST) tests
+	$(BIN)/pytest -n 2 --dist loadfile $(PYTEST) tests
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

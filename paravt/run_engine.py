@@ -13,6 +13,7 @@ import numpy as np
 
 from paravt.config import RLRecipe, VLLMEngineRecipe
 from paravt.engines.vllm import (
+    CPU_ARGUMENTS,
     ServerProcess,
     SpawnConfig,
     Spawned,
@@ -111,5 +112,5 @@ def _arguments(recipe: RLRecipe, engine: VLLMEngineRecipe, model: QwenVL, dtype:
         # no frame of an episode is larger, and a server keeps memory free for the largest image that it takes
         pixels=(factor * factor, min(model.chat.max_pixels, EpisodeConfig.max_pixels)),
         transfer=engine.transfer,
-        more=(*(() if engine.devices else ("--enforce-eager",)), *engine.arguments),
+        more=(*(() if engine.devices else CPU_ARGUMENTS), *engine.arguments),
     )

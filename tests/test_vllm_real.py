@@ -1,12 +1,14 @@
 """The vLLM engine on servers of vLLM itself, with the package's small checkpoint.
 
 Locked here: what a server says of its tokens is what the learner says of them, within 1e-4, before and after every
-update of weights, one of the vision tower alone included; a canary finds a server with other weights; a run goes on
-when one of its two servers is killed in the middle of a step, starts it again, and leaves no process behind.
+update of weights, one of the vision tower alone included; a canary finds a server with other weights; two processes
+of a run share a server; a run goes on when one of its two servers is killed in the middle of a step, starts it again,
+brings it up to date and gives it work, and leaves no process behind.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -14,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +31,28 @@ from paravt.ask import shipped_model
 from paravt.chat import text_message, timestamp
 from paravt.config import RLRecipe, load_recipe
 from paravt.engines.base import Completion, Prompt, Sampling
-from paravt.engines.vllm import ServerProcess, SpawnConfig, VLLMConfig, VLLMEngine, open_transfer, serve_arguments
+from paravt.engines.vllm import (
+    CPU_ARGUMENTS,
+    ServerProcess,
+    SpawnConfig,
+    VLLMConfig,
+    VLLMEngine,
+    open_transfer,
+    serve_arguments,
+)
 from paravt.errors import EngineError
 from paravt.lab.factory import train_rl
 from paravt.learner import Learner, LearnerConfig
 from paravt.models import QwenVL, load_model
 from paravt.types import Frame, ImagePart, Message, Row, TextPart
 
-pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("vllm")]
+pytestmark = pytest.mark.vllm
 T = 0.7
 WITHIN = 1e-4
+BATCH = 4096
+"""Tokens, of the server: as many as its longest context."""
+STARTING = 400.0
+"""Seconds for servers to start, on a busy machine; a run of a few steps takes less."""
 
 
 @pytest.fixture(scope="module")
@@ -50,26 +65,25 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     arguments = serve_arguments(
         str(shipped_model()),
         dtype="float32",
-        context=4096,
+        context=BATCH,
         images=64,
         sequences=16,
         pixels=(model.chat.frame_factor**2, model.chat.max_pixels),
         transfer="file",
-        more=("--enforce-eager",),
+        more=CPU_ARGUMENTS,
     )
     python = request.config.getoption("--vllm-python")
     server = ServerProcess(SpawnConfig(python, arguments, {}, (), tmp_path_factory.mktemp("vllm")), 0)
     server.start()
     try:
-        deadline = time.monotonic() + 600
+        deadline = time.monotonic() + STARTING
         while True:
             assert server.alive, server.last_words()
             assert time.monotonic() < deadline, server.last_words()
-            try:
+            with suppress(httpx2.TransportError):
                 if httpx2.get(f"{server.url}/health", timeout=30).status_code == 200:
                     break
-            except httpx2.TransportError:
-                time.sleep(1)
+            time.sleep(1)
         yield server.url
     finally:
         server.stop()
@@ -182,6 +196,21 @@ async def test_samples_of_a_group_differ_and_are_repeatable(engine: VLLMEngine, 
     assert again[0].usage.cached_tokens > 0
 
 
+async def test_more_prompts_at_once_than_a_batch_takes(engine: VLLMEngine, alone: Alone) -> None:
+    """All of them with seeds, and none is read in parts; see `CPU_ARGUMENTS`."""
+    await engine.load_policy(1, alone.weights())
+    (long, *_) = prompts(alone.learner.model)
+    words = [tuple(alone.learner.model.chat.tokenizer.encode(str(i), add_special_tokens=False)) for i in range(48)]
+    asked = [Prompt((*long.ids, *said), long.images, episode=i) for i, said in enumerate(words)]  # each prompt its own
+    done = await asyncio.gather(
+        *(engine.generate(each, Sampling(max_tokens=4, temperature=T, seed=i)) for i, each in enumerate(asked))
+    )
+    assert sum(len(each.ids) for each in asked) > 2 * BATCH
+    assert all(completion.policy_version == 1 for (completion,) in done)
+    assert engine._members[0].ready
+    assert off(alone.learner, asked[7], done[7][0]) < WITHIN
+
+
 async def test_a_canary_finds_a_server_with_other_weights(engine: VLLMEngine, alone: Alone) -> None:
     await engine.load_policy(1, alone.weights())
     sent = alone.weights()
@@ -203,6 +232,38 @@ def test_three_steps_of_training(url: str, tmp_path: Path) -> None:
         assert row["token/truncated"] == 0
         assert row["staleness/max"] == 0
     assert not list((tmp_path / "weights").iterdir())
+
+
+def command_line(out: Path, sets: Sequence[str], *options: str) -> list[str]:
+    changes = [part for change in sets for part in ("--set", change)]
+    return [sys.executable, "-m", "paravt", "rl", str(BASE / "full.yaml"), "--out", str(out), *options, *changes]
+
+
+def environment(*directories: Path) -> dict[str, str]:
+    """In which a run finds what this process does, and modules in these directories."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, directories), *sys.path])}
+
+
+def test_two_processes_of_a_run_share_a_server(url: str, tmp_path: Path) -> None:
+    """Each learns from its share of the prompts, and sends requests itself; the first one moves the weights."""
+    engine = {"kind": "vllm", "servers": [url], "timeout": 120, "patience": 120, "start_timeout": 60}
+    sets = [*SMALL, "deterministic=false", f"engine={json.dumps(engine)}", "reward.functions=[test_rl:uneven]"]
+    run = subprocess.run(
+        command_line(tmp_path / "run", sets, "--nproc", "2"),
+        capture_output=True,
+        text=True,
+        timeout=STARTING,
+        check=False,
+        env=environment(),
+    )
+    assert run.returncode == 0, run.stderr
+    rows = metrics(tmp_path / "run")
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    for row in rows:
+        assert (row["groups"], row["episodes"], row["unscored"]) == (2, 4, 0)  # a group of each
+        assert row["token/tokens"] > 0
+        assert row["token/mismatch_max"] < WITHIN
+        assert row["staleness/max"] == 0
 
 
 def children(pid: int) -> list[int]:
@@ -230,26 +291,37 @@ def command(pid: int) -> str:
         return ""
 
 
+PATIENT = """
+import time
+from pathlib import Path
+from paravt.types import Score
+
+def score(episode):
+    said = Path({said!r}).read_text()
+    if "is out: " in said and "is back" not in said:
+        time.sleep({seconds})
+    return Score(0.0)
+"""
+
+
 def test_a_server_that_is_killed_in_the_middle_of_a_step(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     python = request.config.getoption("--vllm-python")
     if not python:
         pytest.skip("a server that is not ours cannot be killed; give --vllm-python")
     out = tmp_path / "run"
     engine = {"kind": "vllm", "servers": "spawn", "replicas": 2, "python": python}
-    engine |= {"health_every": 1, "start_timeout": 600}
-    steps = 6
+    engine |= {"health_every": 1, "start_timeout": STARTING / 2}
+    steps = 20
+    # while the server is away, a reward of the user's takes its time: there have to be steps left when it is back
+    (tmp_path / "patient.py").write_text(PATIENT.format(said=str(tmp_path / "said"), seconds=0.5))
     sets = [*SMALL, "deterministic=false", f"engine={json.dumps(engine)}", f"steps={steps}", "rollout.group_size=8"]
-    arguments = [part for change in sets for part in ("--set", change)]
+    sets += ["reward.functions=[patient:score]"]
     with (tmp_path / "said").open("wb") as said:
-        run = subprocess.Popen(
-            [sys.executable, "-m", "paravt", "rl", str(BASE / "full.yaml"), "--out", str(out), *arguments],
-            stdout=said,
-            stderr=said,
-        )
+        run = subprocess.Popen(command_line(out, sets), stdout=said, stderr=said, env=environment(tmp_path))
     try:
 
         def wait_for(what: Any) -> None:
-            deadline = time.monotonic() + 600
+            deadline = time.monotonic() + STARTING
             while not what():
                 assert run.poll() is None, (tmp_path / "said").read_text()
                 assert time.monotonic() < deadline, (tmp_path / "said").read_text()
@@ -260,11 +332,14 @@ def test_a_server_that_is_killed_in_the_middle_of_a_step(request: pytest.Fixture
         assert len(servers) == 2
         ours = children(run.pid)
         time.sleep(0.3)
+        port = command(servers[0]).partition("--port ")[2].split()[0]
         os.kill(servers[0], signal.SIGKILL)
-        assert run.wait(timeout=300) == 0, (tmp_path / "said").read_text()
+        wait_for(lambda: f":{port} is back" in (tmp_path / "said").read_text())
+        ours += children(run.pid)
+        assert run.wait(timeout=STARTING) == 0, (tmp_path / "said").read_text()
     finally:
         run.kill()
-        run.wait()
+        run.wait(60)
     rows = metrics(out)
     assert [row["step"] for row in rows] == list(range(1, steps + 1))
     for row in rows:
@@ -272,3 +347,8 @@ def test_a_server_that_is_killed_in_the_middle_of_a_step(request: pytest.Fixture
         assert row["token/mismatch_max"] < WITHIN
     assert "is out: " in (tmp_path / "said").read_text()
     assert [command(pid) for pid in ours if command(pid)] == []
+    (log,) = [path for path in (out / "servers").iterdir() if f":{port}" in path.read_text()]
+    again = log.read_text().rpartition("Started server process")[2]
+    canaries = again.count("POST /finish_weight_update")
+    assert canaries > 1  # at its return, and with every update since
+    assert again.count("POST /inference/v1/generate") > canaries + 1, "it was given no rollouts"

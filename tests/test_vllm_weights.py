@@ -96,6 +96,25 @@ async def test_a_server_that_fails_to_update_is_left_out_and_comes_back(
     assert fakes[0].weights == pytest.approx(0.2)
 
 
+async def test_a_server_that_comes_back_while_the_weights_are_replaced_gets_the_newer_ones(
+    vllm_model: QwenVL, fakes: list[FakeVLLM], make_engine: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = make_engine(fakes)
+    await load(engine, 1, 0.1)
+    await asyncio.to_thread(fakes[0].kill)
+    await until(lambda: not engine._members[0].ready)
+    fakes[0].events.clear()
+    fakes[0].slow = True
+    await asyncio.to_thread(fakes[0].start)
+    await until(lambda: "start_weight_update" in fakes[0].events)
+    await load(engine, 2, 0.2)  # the file of the first weights is gone now
+    assert [member.ready for member in engine._members] == [False, True]
+    fakes[0].slow = False
+    await until(lambda: engine._members[0].ready)
+    assert fakes[0].weights == pytest.approx(0.2)
+    assert "once more, with newer weights" in caplog.text
+
+
 async def test_a_stale_server_is_found_by_its_canary(
     vllm_model: QwenVL, fakes: list[FakeVLLM], make_engine: Make
 ) -> None:

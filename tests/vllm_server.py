@@ -39,6 +39,8 @@ class FakeVLLM:
         """Status codes that rollouts get instead of an answer."""
         self.healthy = True
         self.hangs = False
+        self.slow = False
+        """Does not begin with an update."""
         self._port = socket.socket()  # kept for it while it is not there: nobody else's gets that port meanwhile
         self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._port.bind(("127.0.0.1", 0))
@@ -86,6 +88,8 @@ class FakeVLLM:
         async def order(what: str, request: Request) -> Any:
             body = await request.json() if await request.body() else {}
             self.events.append(what + (f"?{request.url.query}" if request.url.query else ""))
+            while self.slow and what == "start_weight_update":
+                await asyncio.sleep(0.01)
             if what == "pause":
                 self.paused = True
             elif what == "resume":
@@ -105,19 +109,20 @@ class FakeVLLM:
 
     async def generate(self, body: dict[str, Any]) -> Any:
         settings = body["sampling_params"]
-        if settings["max_tokens"] > 1 and settings["temperature"] > 0:
+        rollout = settings["max_tokens"] > 1 and settings["temperature"] > 0
+        if rollout:
             self.requests.append(body)
-            self.running += 1
-            self.most_running = max(self.most_running, self.running)
-            try:
-                await asyncio.sleep(self.delay)
-                while self.hangs or self.paused:
-                    await asyncio.sleep(0.01)
-            finally:
-                self.running -= 1
-            if self.answers:
-                code = self.answers.pop(0)
-                return JSONResponse({"error": {"message": f"told to fail with {code}"}}, status_code=code)
+        self.running += rollout
+        self.most_running = max(self.most_running, self.running)
+        try:
+            await asyncio.sleep(self.delay if rollout else 0)
+            while self.paused or (self.hangs and rollout):
+                await asyncio.sleep(0.01)
+        finally:
+            self.running -= rollout
+        if rollout and self.answers:
+            code = self.answers.pop(0)
+            return JSONResponse({"error": {"message": f"told to fail with {code}"}}, status_code=code)
         prompt: list[int] = []
         for token in body["token_ids"]:
             prompt += [token] * (self.tokens_per_image if token == self.chat.image_id else 1)
@@ -214,7 +219,7 @@ async def load(engine: VLLMEngine, version: int, value: float) -> None:
     await engine.load_policy(version, {"w": torch.tensor(value)})
 
 
-async def until(what: Callable[[], bool], seconds: float = 20.0) -> None:
+async def until(what: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline, "it did not happen"

@@ -1,10 +1,18 @@
 """The vLLM engine; see `engine`."""
 
 from paravt.engines.vllm.engine import Learner, VLLMConfig, VLLMEngine
-from paravt.engines.vllm.spawn import WORKER_DIRECTORY, ServerProcess, SpawnConfig, Spawned, serve_arguments
+from paravt.engines.vllm.spawn import (
+    CPU_ARGUMENTS,
+    WORKER_DIRECTORY,
+    ServerProcess,
+    SpawnConfig,
+    Spawned,
+    serve_arguments,
+)
 from paravt.engines.vllm.transfer import Backend, Transfer, open_transfer
 
 __all__ = [
+    "CPU_ARGUMENTS",
     "WORKER_DIRECTORY",
     "Backend",
     "Learner",

@@ -310,7 +310,6 @@ class VLLMEngine:
         await server.describe()
         self.chat.context_limit = min(self.chat.context_limit or server.context_limit, server.context_limit)
         if self._transfer is not None:
-            await server.check_logprobs(self._canary_prompt.ids)
             member.connection = await server.connect(self._transfer)
         member.known = True
 
@@ -321,6 +320,8 @@ class VLLMEngine:
         assert server is not None
         if transfer is not None:
             await server.update(policy, transfer, member.connection)
+            # not before: a server whose last update broke off is paused, and would never answer
+            await server.check_logprobs(self._canary_prompt.ids)
         elif await server.weight_label() != policy.label:
             raise EngineError("it does not have the current weights")
         ((completion, label),) = await server.generate(ask(self._canary_prompt, SAMPLING, 1, self.chat))
@@ -374,7 +375,16 @@ class VLLMEngine:
             policy = self._policy
             assert policy is not None
             if member.policy is not policy or member.canary is None:
-                await self._install(member, policy)
+                await self._know(member)
+                try:
+                    await self._install(member, policy)
+                except EngineError as error:
+                    if self._policy is policy:
+                        raise
+                    # the weights were replaced by newer ones while they were under way
+                    member.known = False
+                    log.warning("%s: %s; once more, with newer weights", member.url, error)
+                    continue
                 self._tell()
             elif self._reference is None:  # the update under way judges it, or makes a reference
                 await self._changed.wait()

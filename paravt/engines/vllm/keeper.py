@@ -1,6 +1,7 @@
 """Runs a command and ends it, with all that it started, when whoever started this is gone: `keeper.py COMMAND ...`
 
 Standard input is a pipe whose other end the starter holds. However it goes (kill -9 included), the pipe then ends.
+SIGTERM ends the command as well.
 Standard library only: it is run as a file, by an interpreter that need not have the package.
 """
 
@@ -41,6 +42,7 @@ def main() -> None:
             pass
         end(command.pid)
 
+    signal.signal(signal.SIGTERM, lambda *_: end(command.pid))
     threading.Thread(target=watch, daemon=True).start()
     code = command.wait()
     end(command.pid)  # what it left behind

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
-from paravt.engines.vllm.transfer import free_port
 from paravt.errors import EngineError
+
+log = logging.getLogger(__name__)
 
 WORKER_DIRECTORY = Path(__file__).parent / "worker"
 """To be on a server's PYTHONPATH, for the worker extension."""
@@ -26,6 +29,15 @@ _CPU = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_KVCACHE_SPACE": "1",
 }
+CPU_ARGUMENTS = ("--enforce-eager", "--no-enable-chunked-prefill")
+"""Of `vllm serve` on CPUs. A prompt that does not fit into a batch would be read in parts, and there vLLM 0.32 ends at
+one that is sampled with a seed ("CPU Generator does not use offset")."""
+# What torchrun tells the processes of a run. A server is none of them: with it, its workers would look for each other
+# at the launcher's store, and wait there.
+_LAUNCHER = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
+             "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
+_STOP = 30.0
+"""Seconds for a server to be gone; its keeper takes about 10 if it has to use force."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +84,15 @@ class ServerProcess:
         python = shutil.which(config.python)
         if python is None:
             raise EngineError(f"engine.python: {config.python}: no such program; name an interpreter that has vLLM")
-        port = free_port(address)
-        self.url = f"http://{address}:{port}"
+        # Bound for as long as this is there, but not listening: the server can listen at it, now and started again,
+        # and nobody else is given it meanwhile.
+        self._place = socket.socket()
+        self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._place.bind((address, 0))
+        self.port = int(self._place.getsockname()[1])
+        self.url = f"http://{address}:{self.port}"
         self.log = config.logs / f"server-{number}.log"
-        host = ["--host", address, "--port", str(port)]
+        host = ["--host", address, "--port", str(self.port)]
         vllm = [python, "-m", "vllm.entrypoints.cli.main", "serve"]
         # isolated: neither this directory nor PYTHONPATH is looked into for modules
         self._command = [sys.executable, "-I", str(KEEPER), *vllm, *config.arguments, *host]
@@ -86,34 +103,52 @@ class ServerProcess:
             "PYTHONPATH": str(WORKER_DIRECTORY),
             **({"CUDA_VISIBLE_DEVICES": config.devices[number]} if config.devices else _CPU),
         }
-        self._environment = {**os.environ, **own, **config.environment}
+        inherited = {k: v for k, v in os.environ.items() if k not in _LAUNCHER and not k.startswith("TORCHELASTIC_")}
+        self._environment = {**inherited, **own, **config.environment}
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that all others of the server descend from; None before its start."""
+        return None if self._process is None else self._process.pid
 
     @property
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("ab") as log:
-            # a session of its own: Ctrl-C is for us, and we end it
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=self._environment,
-                start_new_session=True,
-            )
+        """Raises EngineError if no process can be started."""
+        try:
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            with self.log.open("ab") as log:
+                # a session of its own: Ctrl-C is for us, and we end it
+                self._process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    env=self._environment,
+                    start_new_session=True,
+                )
+        except OSError as error:  # a full disk, no room for a process
+            raise EngineError(f"{self.url}: the server cannot be started: {error.strerror or error}") from error
 
     def stop(self) -> None:
-        """Returns when it is gone."""
-        if self._process is not None:
-            pipe: IO[bytes] | None = self._process.stdin
-            if pipe is not None:
-                with suppress(BrokenPipeError):
-                    pipe.close()
-            self._process.wait()
+        """Returns when it is gone, or cannot be ended, which is said."""
+        if self._process is None:
+            return
+        pipe: IO[bytes] | None = self._process.stdin
+        if pipe is not None:
+            with suppress(BrokenPipeError):
+                pipe.close()
+        # its keeper ends it when the pipe does, or when told: somebody else may hold the pipe's other end
+        for insist in (self._process.terminate, self._process.kill):
+            try:
+                self._process.wait(_STOP)
+                return
+            except subprocess.TimeoutExpired:
+                insist()
+        log.warning("%s did not end in time; look for processes of `vllm serve ... --port %d`", self.url, self.port)
 
     def last_words(self) -> str:
         """The last line of its log that says what went wrong."""

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -197,13 +200,27 @@ def _announcement(policy: Policy) -> dict[str, Any]:
 
 
 async def _both(told: Awaitable[object], ours: Callable[[], Any]) -> Any:
-    """Our side of an exchange in a thread, while the server does its own; what ours gives."""
-    thread = asyncio.ensure_future(asyncio.to_thread(ours))
-    try:
-        await asyncio.gather(told, thread)
-    except RuntimeError as error:  # of gloo, nccl: the other side is gone, or late
-        raise EngineError(f"the transfer of weights broke off: {_first_line(error)}") from error
-    return thread.result()
+    """Our side of an exchange in a thread, while the server does its own; what ours gives.
+
+    Nobody waits for the thread when the server fails, or at the end of the run: with the other side gone it may be
+    stuck, for minutes with gloo, for good with nccl.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+
+    def work() -> None:
+        outcome = partial(done.set_exception, EngineError("the transfer of weights broke off"))
+        try:
+            outcome = partial(done.set_result, ours())
+        except RuntimeError as error:  # of gloo, nccl: the other side is gone, or late
+            said = EngineError(f"the transfer of weights broke off: {_first_line(error)}")
+            outcome = partial(done.set_exception, said)
+        finally:
+            with suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(lambda: done.done() or outcome())
+
+    threading.Thread(target=work, name="paravt-transfer", daemon=True).start()
+    return (await asyncio.gather(told, done))[1]
 
 
 def free_port(address: str = "127.0.0.1") -> int:

@@ -63,9 +63,9 @@ COPIES = ("a.jsonl", "b.parquet", "c.jsonl")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Files that take a while."""
     path, rows = tmp_path_factory.mktemp("large"), good_rows()[:3]
-    write_lines(path / "a.jsonl", rows * 3000)
-    write_parquet(path / "b.parquet", rows * 3000, group=1000, as_text=True)
-    write_lines(path / "c.jsonl", rows * 3000)
+    write_lines(path / "a.jsonl", rows * 8000)
+    write_parquet(path / "b.parquet", rows * 8000, group=1000, as_text=True)
+    write_lines(path / "c.jsonl", rows * 8000)
     return path
 
 
@@ -85,10 +85,12 @@ def test_killed_copies_are_finished(root: Path, large: Path, tmp_path: Path) -> 
     assert contents(out) == contents(tmp_path / "whole")
 
 
-def test_a_stopped_copy_leaves_nothing(root: Path, large: Path, tmp_path: Path) -> None:
+def test_a_stopped_copy_leaves_nothing(root: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
+    # one that ends by itself leaves something, so it must not be done before the signal is there
+    large = write_lines(tmp_path / "a.jsonl", good_rows()[:3] * 60_000)
     code, said = stopped(
-        ["data", "materialize", large / "a.jsonl", out, "--root", root],
+        ["data", "materialize", large, out, "--root", root],
         lambda: (out / ".a.jsonl.partial").exists(),
         signal.SIGINT,
     )

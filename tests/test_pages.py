@@ -389,15 +389,16 @@ def test_the_token_in_the_address_is_enough_for_all_of_the_page(browser: Browser
     access = Access(frozenset({"127.0.0.1"}), "a-secret_token", cookie="paravt-test")
     with (
         Asking(Choosing(tiny), Library([CASES / "video"], tmp_path), access=access) as asking,
+        watched(browser) as refused,
         watched(browser) as seen,
     ):
-        page = seen.page
         for address in (asking.url, f"{asking.url}/?token=wrong"):
-            answer = page.goto(address)
+            answer = refused.page.goto(address)
             assert answer is not None
             assert answer.status == 401
-            expect(page.locator("body")).to_contain_text("a token is needed; use the address that the server printed")
-        seen.problems.clear()
+            text = "a token is needed; use the address that the server printed"
+            expect(refused.page.locator("body")).to_contain_text(text)
+        page = seen.page
         page.goto(f"{asking.url}/?token=a-secret_token")
         assert page.url == f"{asking.url}/"  # it is not left where others see it
         page.locator("form select").first.select_option(label="longgop.mp4 (2:00)")

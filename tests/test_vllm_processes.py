@@ -162,11 +162,17 @@ def test_a_transfer_that_is_stuck_holds_up_nobody() -> None:
 
 
 async def test_a_transfer_that_breaks_off_says_so() -> None:
+    ended = asyncio.Event()
+
     async def waits() -> None:
-        await asyncio.sleep(60)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
 
     def broken() -> None:
         raise RuntimeError("Connection closed by peer\nwith a stack")
 
     with pytest.raises(EngineError, match=r"^the transfer of weights broke off: Connection closed by peer$"):
         await _both(waits(), broken)
+    await asyncio.wait_for(ended.wait(), 10)  # what the server was asked is not waited for any longer

@@ -45,10 +45,6 @@ class _Scorer:
     def __init__(self, ranks: Ranks, learner: Learner) -> None:
         self._ranks, self._learner = ranks, learner
 
-    @property
-    def first(self) -> bool:
-        return self._ranks.first
-
     async def gather(self, value: Any) -> list[Any]:
         return await self._ranks.gather(value)
 
@@ -69,9 +65,7 @@ def open_vllm(
     used. Servers to start run on `hosts`, or on this machine: then processes but the first one learn of them from it.
     Raises EngineError for what cannot be started.
     """
-    dtype = str(model.module.dtype).removeprefix("torch.")
-    if learner.config.param_dtype is not None:
-        dtype = str(learner.config.param_dtype).removeprefix("torch.")
+    dtype = str(learner.config.param_dtype or model.module.dtype).removeprefix("torch.")
     transfer = None
     processes: list[Spawned] = []
     if ranks.first:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import ray
 from ray.exceptions import RayError
@@ -175,7 +175,7 @@ def _reason(error: WorkerGroupError, processes: int) -> str:
         if isinstance(cause, ParaVTError | FloatingPointError) or full:
             raise cause
     rank, cause = next(iter(failures.items()))
-    if not isinstance(cause, RuntimeError):  # not what a lost connection or a GPU gives: a bug
+    if not isinstance(cause, RuntimeError | ConnectionError):  # not what a lost connection or a GPU gives: a bug
         raise error
     return f"process {rank} of {processes} failed ({first_line(cause)})"
 
@@ -198,7 +198,7 @@ def _learn(config: Mapping[str, _Job]) -> None:
     resume = "auto" if newest is not None and newest.name > job.began else job.resume
     if ray.train.get_context().get_world_rank() == 0:
         _wait_for_predecessor(job.out)
-    train_rl(job.recipe, job.out, Console(file=job.screen), resume, job.reader, job.hosts)
+    train_rl(job.recipe, job.out, Console(file=cast("IO[str]", job.screen)), resume, job.reader, job.hosts)
 
 
 def _node() -> str:

@@ -32,7 +32,7 @@ from ray.train.v2._internal import exceptions
 from test_rl import BASE, metrics
 from test_rl import recipe as small_recipe
 from test_rl_ranks import ENVIRONMENT, PATIENCE, checkpoint, children, episodes, wait_for
-from vllm_server import IMAGE_TOKENS, QUICK, WARM, frame, load, paired_ranks, prompt, until
+from vllm_server import IMAGE_TOKENS, QUICK, WARM, frame, load, paired_ranks, prompt, spawn_config, until
 
 from paravt.chat import TokenChat
 from paravt.cli import main
@@ -292,14 +292,10 @@ uvicorn.run(FakeVLLM(chat, words["tokens"]).app(), host=value["--host"], port=in
 
 def fake_vllm(directory: Path, chat: TokenChat, tokens: int) -> SpawnConfig:
     """Starts a process that serves what `FakeVLLM` does. The model that it is given is a file of token ids."""
-    package = directory / "vllm" / "entrypoints" / "cli"
-    package.mkdir(parents=True)
-    (package / "main.py").write_text(MAIN)
     digits = [chat.tokenizer.encode(str(digit), add_special_tokens=False)[0] for digit in range(10)]
     model = directory / "words.json"
     model.write_text(json.dumps({"image": chat.image_id, "end": chat.end_id, "digits": digits, "tokens": tokens}))
-    path = os.pathsep.join([str(directory), ENVIRONMENT["PYTHONPATH"]])
-    return SpawnConfig(sys.executable, (str(model),), {"PYTHONPATH": path}, (), directory / "logs")
+    return spawn_config(directory, MAIN, str(model), ENVIRONMENT["PYTHONPATH"])
 
 
 def listens(host: str, port: int) -> bool:

@@ -8,13 +8,12 @@ no completion is of other weights than its version says. `test_vllm_real` says t
 from __future__ import annotations
 
 import asyncio
-import json
 
 import pytest
 from vllm_server import IMAGE_TOKENS, WARM, FakeVLLM, Make, frame, load, prompt, until
 
 from paravt.engines.base import Prompt
-from paravt.engines.vllm.wire import DataUrls, PromptMismatch, ask, collapsed, read_answer
+from paravt.engines.vllm.wire import DataUrls, PromptMismatch, collapsed
 from paravt.errors import EngineError
 from paravt.models import QwenVL
 
@@ -52,18 +51,6 @@ async def test_another_expansion_of_the_prompt_is_an_error(
     with pytest.raises(PromptMismatch, match=r"made 9 placeholders of 1 images, we 4: it resizes frames"):
         await engine.generate(prompt(vllm_model.chat, [frame(1)]), WARM)
     assert len(fakes[0].requests) == 1
-
-
-def test_another_prompt_is_an_error_that_says_where(vllm_model: QwenVL) -> None:
-    asked = ask(prompt(vllm_model.chat, [frame(1)]), WARM, 1, vllm_model.chat)
-    size = len(asked.ids)
-    for echoed, where in (
-        (asked.ids[:-1], f"at token {size - 1} \\(lengths {size - 1} and {size}\\)"),
-        ((*asked.ids, asked.ids[0]), f"at token {size} \\("),
-        ((-1, *asked.ids[1:]), r"at token 0 \("),
-    ):
-        with pytest.raises(PromptMismatch, match=f"http://a: the server's prompt differs from ours {where}"):
-            read_answer("http://a", json.dumps({"prompt_token_ids": echoed}).encode(), asked, vllm_model.chat)
 
 
 async def test_a_server_that_resizes_frames_is_never_let_in(

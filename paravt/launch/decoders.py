@@ -15,6 +15,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from paravt.engines.base import stable_seed
+from paravt.errors import VideoError
 from paravt.types import Frame
 from paravt.video import FrameReader, Frames, VideoInfo
 
@@ -78,12 +79,14 @@ class Decoders:
         return None if frame is None else self._frames.setdefault(frame.key, frame)
 
     async def _ask(self, what: str, path: str, *arguments: object) -> Any:
-        """The answer of the first actor that gives one; None if all are lost. Raises what its reader raises."""
+        """The answer of the first actor that gives one; None if all are lost."""
         for number in sorted(range(len(self._actors)), key=lambda number: stable_seed(path, number)):
             try:
                 return await getattr(self._actors[number], what).remote(path, *arguments)
-            except RayTaskError as error:  # of the reader: the actor is well
-                raise error.cause from error
+            except RayTaskError as error:
+                if isinstance(error.cause, VideoError):
+                    raise VideoError(error.cause.path, error.cause.reason) from None
+                raise
             except RayError as error:  # the actor, its machine, or an answer on its way from there
                 self.asked_again += 1
                 log.warning("decode worker %d is lost (%s): its request goes elsewhere", number, type(error).__name__)

@@ -168,7 +168,7 @@ class NcclTransfer:
         return None
 
     async def connect(self, workers: int, init: Post) -> Any:
-        told = {"master_address": self._address, "master_port": _free_port(self._address), "world_size": workers + 1}
+        told = {"master_address": self._address, "master_port": free_port(self._address), "world_size": workers + 1}
 
         def join() -> Any:
             torch.cuda.set_device(self._device)
@@ -227,7 +227,7 @@ async def _both(told: Awaitable[object], ours: Callable[[], Any]) -> Any:
         order.cancel()  # when ours has failed: its answer is nobody's any more
 
 
-def _free_port(address: str) -> int:
+def free_port(address: str = "127.0.0.1") -> int:
     with socket.socket() as sock:
         sock.bind((address, 0))
         return int(sock.getsockname()[1])

@@ -190,6 +190,5 @@ def _difference(url: str, echoed: Sequence[object], asked: Asked, chat: TokenCha
             f"{url}: the server made {theirs} placeholders of {len(asked.images)} images, we {ours}: it resizes frames;"
             " start it with the --mm-processor-kwargs of docs/scale.md"
         )
-    parted = (i for i, (a, b) in enumerate(zip(asked.ids, echoed, strict=False)) if a != b)
-    at = next(parted, min(len(echoed), len(asked.ids)))
+    at = next((i for i, (a, b) in enumerate(zip(asked.ids, echoed, strict=False)) if a != b), min(ours, theirs))
     return f"{url}: the server's prompt differs from ours at token {at} (lengths {len(echoed)} and {len(asked.ids)})"

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from paravt.errors import DataError, RecipeError
+from paravt.errors import DataError, RecipeError, first_line
 from paravt.learner import Learner
 
 _NAME = re.compile(r"step-(\d{6,})")
@@ -43,8 +43,9 @@ def save_checkpoint(directory: Path, learner: Learner, run: dict[str, Any], keep
     except (OSError, SafetensorError, CheckpointException, DataError) as error:
         if learner.first:
             shutil.rmtree(partial, ignore_errors=True)
-        said = (str(_cause(error)).strip() or type(error).__name__).splitlines()[0]
-        raise DataError(f"{target}: cannot be written: {said}; make room and run the same command again") from error
+        raise DataError(
+            f"{target}: cannot be written: {first_line(_cause(error))}; make room and run the same command again"
+        ) from error
     return target
 
 
@@ -126,8 +127,9 @@ def load_checkpoint(path: Path, learner: Learner) -> dict[str, Any]:
     try:
         return _load(path, learner)
     except (OSError, CheckpointException, ValueError, KeyError, TypeError, RuntimeError) as error:
-        said = (str(_cause(error)).strip() or type(error).__name__).splitlines()[0]
-        raise DataError(f"{path}: cannot be read: {said}; remove it to go on from an older one") from error
+        raise DataError(
+            f"{path}: cannot be read: {first_line(_cause(error))}; remove it to go on from an older one"
+        ) from error
 
 
 def _load(path: Path, learner: Learner) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from rich.console import Console
 from paravt import data_cli, eval_cli, plan_cli, report_cli, serve_cli
 from paravt.errors import EXIT_CODES, DataError, EngineError, ParaVTError, RecipeError
 from paravt.options import check_model, check_served
-from paravt.terminal import printable, say
+from paravt.terminal import PrintableFormatter, say
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -353,17 +353,10 @@ def lab_report(
     typer.echo(directory / "report.html")
 
 
-class _Printable(logging.Formatter):
-    """A line without control characters: rows and file names say what they like."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return " ".join(printable(super().format(record)).split())
-
-
 def main(arguments: list[str] | None = None) -> None:
     """The entry point: failures of the project's own become one line and an exit code."""
     log = logging.StreamHandler()
-    log.setFormatter(_Printable())
+    log.setFormatter(PrintableFormatter())
     logging.getLogger("paravt").handlers = [log]
     try:
         app(arguments)

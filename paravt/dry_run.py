@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from paravt.config import MessageFiles, PretrainedModel, RLRecipe, SFTRecipe, check_precision
 from paravt.episode_config import EpisodeConfig
-from paravt.errors import ModelError, RecipeError
+from paravt.errors import ModelError, RecipeError, first_line
 from paravt.learner import add_adapters, sharded_blocks
 from paravt.models.hub import find_model
 from paravt.plan import Shape, activation_bytes, key_value_bytes
@@ -110,8 +110,7 @@ def skeleton(path: str) -> Any:
     try:
         return empty_model(AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=cached))
     except (OSError, ValueError, KeyError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"{path}: no configuration of a model: {reason}") from error
+        raise ModelError(f"{path}: no configuration of a model: {first_line(error)}") from error
 
 
 def empty_model(config: Any) -> Any:

@@ -59,5 +59,10 @@ class DataError(ParaVTError):
     exit_code = 6
 
 
+def first_line(error: BaseException) -> str:
+    """What another library's error says, as a part of such a message: its first line, or its name if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 EXIT_CODES = {cls.kind: cls.exit_code for cls in (VideoError, EngineError, ModelError, RecipeError, DataError)}
 """Of kinds in `EpisodeError`; others (a timeout) are the engine's."""

@@ -46,7 +46,8 @@ def plan(
     from paravt.config import RLRecipe, load_recipe
     from paravt.known import hardware as find_hardware
     from paravt.plan import Behaviour
-    from paravt.step_plan import find_model, make_plan
+    from paravt.plan_case import find_model
+    from paravt.step_plan import make_plan
 
     loaded = load_recipe(RLRecipe, recipe, override or [])
     machine = find_hardware(hardware)

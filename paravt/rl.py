@@ -33,8 +33,8 @@ from paravt.provenance import claim_run
 from paravt.ranks import Ranks
 from paravt.record import Record
 from paravt.rollout import Group, check_scored
-from paravt.run_engine import Hosts, open_vllm
-from paravt.sampler import Batch, Sampler, open_rollout
+from paravt.run_engine import Hosts, open_rollout, open_vllm
+from paravt.sampler import Batch, Sampler
 from paravt.spans import byte_reader
 from paravt.trackers import check_trackers
 from paravt.types import Row, Sample

@@ -1,4 +1,4 @@
-"""The engine of a run, as its recipe says."""
+"""The engine of a run and what plays episodes on it, as its recipe says."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from paravt.config import RLRecipe, VLLMEngineRecipe
+from paravt.engines.base import Engine
+from paravt.engines.local import LocalEngine
+from paravt.engines.lockstep import LockstepEngine
 from paravt.engines.vllm import (
     CPU_ARGUMENTS,
     ServerProcess,
@@ -22,10 +25,25 @@ from paravt.engines.vllm import (
     serve_arguments,
 )
 from paravt.episode_config import EpisodeConfig
+from paravt.judge import Judge
 from paravt.learner import Learner
 from paravt.models import QwenVL
 from paravt.ranks import Ranks
+from paravt.rollout import Rollout
 from paravt.types import Row
+from paravt.video import FrameSource
+
+
+def open_rollout(recipe: RLRecipe, model: QwenVL, reader: FrameSource, served: Engine | None = None) -> Rollout:
+    """Episodes of a recipe on an engine, which has to be closed: `served`, or a local one of the model."""
+    judge = Judge(recipe.judge.url, recipe.judge.model) if recipe.judge else None
+    if served is not None:
+        return Rollout(served, reader, recipe.rollout_config(), judge)
+    engine = LocalEngine(model, max_batch=recipe.rollout.max_concurrent)
+    if not recipe.deterministic:
+        return Rollout(engine, reader, recipe.rollout_config(), judge)
+    lockstep = LockstepEngine(engine, reader)
+    return Rollout(lockstep, lockstep.reader, recipe.rollout_config(), judge, lockstep.episode)
 
 
 class Hosts(Protocol):
@@ -44,10 +62,6 @@ class _Scorer:
 
     def __init__(self, ranks: Ranks, learner: Learner) -> None:
         self._ranks, self._learner = ranks, learner
-
-    @property
-    def first(self) -> bool:
-        return self._ranks.first
 
     async def gather(self, value: Any) -> list[Any]:
         return await self._ranks.gather(value)
@@ -69,9 +83,7 @@ def open_vllm(
     used. Servers to start run on `hosts`, or on this machine: then processes but the first one learn of them from it.
     Raises EngineError for what cannot be started.
     """
-    dtype = str(model.module.dtype).removeprefix("torch.")
-    if learner.config.param_dtype is not None:
-        dtype = str(learner.config.param_dtype).removeprefix("torch.")
+    dtype = str(learner.config.param_dtype or model.module.dtype).removeprefix("torch.")
     transfer = None
     processes: list[Spawned] = []
     if ranks.first:

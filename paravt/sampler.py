@@ -17,27 +17,9 @@ from dataclasses import dataclass, field
 from paravt.algo import pass_rate_weights
 from paravt.config import RLRecipe
 from paravt.data import Cursor, Draw, SampleStream
-from paravt.engines.base import Engine
-from paravt.engines.local import LocalEngine
-from paravt.engines.lockstep import LockstepEngine
-from paravt.judge import Judge
 from paravt.metrics import budget_accuracies
-from paravt.models import QwenVL
 from paravt.ranks import Ranks
 from paravt.rollout import Group, Rollout
-from paravt.video import FrameSource
-
-
-def open_rollout(recipe: RLRecipe, model: QwenVL, reader: FrameSource, served: Engine | None = None) -> Rollout:
-    """Episodes of a recipe on an engine, which has to be closed: `served`, or a local one of the model."""
-    judge = Judge(recipe.judge.url, recipe.judge.model) if recipe.judge else None
-    if served is not None:
-        return Rollout(served, reader, recipe.rollout_config(), judge)
-    engine = LocalEngine(model, max_batch=recipe.rollout.max_concurrent)
-    if not recipe.deterministic:
-        return Rollout(engine, reader, recipe.rollout_config(), judge)
-    lockstep = LockstepEngine(engine, reader)
-    return Rollout(lockstep, lockstep.reader, recipe.rollout_config(), judge, lockstep.episode)
 
 
 @dataclass
@@ -93,9 +75,9 @@ class Sampler:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _add(self, batch: Batch, wanted: int, version: int) -> None:
-        oldest = len(batch.everyone) + wanted
-        while len(batch.everyone) < oldest:
-            missing = oldest - len(batch.everyone)
+        full = len(batch.everyone) + wanted
+        while len(batch.everyone) < full:
+            missing = full - len(batch.everyone)
             self._start(missing, version)
             found = await self._finished(missing)
             several = self._ranks.size > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -26,6 +27,13 @@ _STYLES = {"ran": "green", "repaired": "yellow", "bad": "red", "failed": "red", 
 def printable(text: str) -> str:
     """Without control characters: model output must not steer the terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+class PrintableFormatter(logging.Formatter):
+    """A line without control characters: rows and file names say what they like."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return " ".join(printable(super().format(record)).split())
 
 
 def say(message: str) -> None:

@@ -52,9 +52,10 @@ from paravt.plan import (
     prefill_work,
     training_flops,
 )
+from paravt.plan_case import find_model
 from paravt.plan_cli import amount
 from paravt.protocol import PARAVT, Scene
-from paravt.step_plan import Entry, Plan, find_model, make_plan
+from paravt.step_plan import Entry, Plan, make_plan
 from paravt.types import Row
 
 RECIPES = Path(__file__).parents[1] / "recipes"

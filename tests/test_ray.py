@@ -9,6 +9,7 @@ another address, and every process of the run finds it there.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -24,11 +25,14 @@ import pytest
 import ray
 from conftest import LONG
 from ray.cluster_utils import Cluster
+from ray.exceptions import ActorDiedError
+from ray.train import WorkerGroupError
 from ray.train.torch import TorchTrainer
+from ray.train.v2._internal import exceptions
 from test_rl import BASE, metrics
 from test_rl import recipe as small_recipe
-from test_rl_ranks import ENVIRONMENT, checkpoint, children, episodes
-from vllm_server import IMAGE_TOKENS, QUICK, WARM, frame, load, paired_ranks, prompt, until
+from test_rl_ranks import ENVIRONMENT, PATIENCE, checkpoint, children, episodes, wait_for
+from vllm_server import IMAGE_TOKENS, QUICK, WARM, frame, load, paired_ranks, prompt, spawn_config, until
 
 from paravt.chat import TokenChat
 from paravt.cli import main
@@ -38,6 +42,7 @@ from paravt.errors import DataError, RecipeError, VideoError
 from paravt.lab.corpus import write_corpus
 from paravt.launch.decoders import Decoder, Decoders
 from paravt.launch.hosts import RayHosts
+from paravt.launch.ray import _reason
 from paravt.models import QwenVL
 from paravt.provenance import lock_directory
 from paravt.video import FrameReader
@@ -51,8 +56,6 @@ RAY = {
 }
 WITH_RAY = ENVIRONMENT | RAY
 NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 200 << 20}
-PATIENCE = 500.0
-"""Seconds; a busy machine takes its time."""
 
 
 @pytest.fixture(scope="module")
@@ -108,14 +111,6 @@ def workers(node: Any, name: str) -> list[int]:
         if title.startswith(f"ray::{name}"):
             found.append(pid)
     return found
-
-
-def wait_for(there: Path, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not there.exists():
-        assert process.poll() is None, process.stderr and process.stderr.read()
-        assert time.monotonic() < deadline, f"no {there}"
-        time.sleep(0.02)
 
 
 def said(stderr: str) -> list[str]:
@@ -194,8 +189,26 @@ def test_what_cannot_be_is_one_line(
 
 
 def test_ray_still_has_what_is_turned_off() -> None:
-    """Under another name its own handling of Ctrl-C would be back."""
+    """Under another name its own handling of Ctrl-C would be back, and a wait for machines would be a failure."""
     assert hasattr(TorchTrainer, "_register_sigint_handler")
+    assert hasattr(exceptions, "WorkerGroupStartupTimeoutError")
+
+
+def test_what_was_lost_is_told_from_what_is_wrong() -> None:
+    def reason(*causes: Exception) -> str:
+        return _reason(WorkerGroupError("they failed", dict(enumerate(causes))), len(causes))
+
+    heard = RuntimeError("Connection closed by peer\nand a stack")
+    assert reason(heard, ActorDiedError()) == "process 1 of 2 was lost"
+    assert reason(DataError("cannot be read"), ActorDiedError()) == "process 1 of 2 was lost"
+    assert reason(heard) == "process 0 of 1 failed (Connection closed by peer)"
+    assert reason(ConnectionResetError("gone"), heard) == "process 0 of 2 failed (gone)"
+    for wrong in (DataError("no rows"), FloatingPointError("not a number"), OSError(errno.ENOSPC, "disk full")):
+        with pytest.raises(type(wrong)) as ended:
+            reason(heard, wrong)
+        assert ended.value is wrong
+    with pytest.raises(WorkerGroupError):  # a bug
+        reason(TypeError("of ours"))
 
 
 async def test_workers_give_what_a_reader_gives(connected: None, tmp_path: Path) -> None:
@@ -279,14 +292,10 @@ uvicorn.run(FakeVLLM(chat, words["tokens"]).app(), host=value["--host"], port=in
 
 def fake_vllm(directory: Path, chat: TokenChat, tokens: int) -> SpawnConfig:
     """Starts a process that serves what `FakeVLLM` does. The model that it is given is a file of token ids."""
-    package = directory / "vllm" / "entrypoints" / "cli"
-    package.mkdir(parents=True)
-    (package / "main.py").write_text(MAIN)
     digits = [chat.tokenizer.encode(str(digit), add_special_tokens=False)[0] for digit in range(10)]
     model = directory / "words.json"
     model.write_text(json.dumps({"image": chat.image_id, "end": chat.end_id, "digits": digits, "tokens": tokens}))
-    path = os.pathsep.join([str(directory), ENVIRONMENT["PYTHONPATH"]])
-    return SpawnConfig(sys.executable, (str(model),), {"PYTHONPATH": path}, (), directory / "logs")
+    return spawn_config(directory, MAIN, str(model), ENVIRONMENT["PYTHONPATH"])
 
 
 def listens(host: str, port: int) -> bool:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ def command(out: Path, directory: Path, *options: str, processes: int = 2, chang
     return [*start, "--nproc", str(processes), *options]
 
 
+PATIENCE = 500.0
+"""Seconds; a busy machine takes its time."""
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
 
 
@@ -105,19 +108,29 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("two")
     out = directory / "run"
     line = command(out, directory)
-    killed = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
-    deadline = time.monotonic() + 500
-    while killed.poll() is None and time.monotonic() < deadline and not checkpoint(out, 1).exists():
-        time.sleep(0.02)
-    delay = random.random() * 0.5  # anywhere: sampling, learning, or in the middle of a checkpoint
-    print(f"killed {delay:.3f} s after step 1")
-    time.sleep(delay)
-    for process in (killed.pid, *children(killed.pid)):
-        os.kill(process, signal.SIGKILL)
-    killed.wait()
+    killed = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    try:
+        wait_for(checkpoint(out, 1), killed)
+        delay = random.random() * 0.5  # anywhere: sampling, learning, or in the middle of a checkpoint
+        print(f"killed {delay:.3f} s after step 1")
+        time.sleep(delay)
+    finally:
+        for process in (killed.pid, *children(killed.pid)):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        killed.communicate(timeout=60)
     done = run(line)
     assert done.returncode == 0, done.stderr
     return out
+
+
+def wait_for(there: Path, process: subprocess.Popen[str]) -> None:
+    """For a file of a run that goes on meanwhile."""
+    deadline = time.monotonic() + PATIENCE
+    while not there.exists():
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        assert time.monotonic() < deadline, f"no {there}"
+        time.sleep(0.02)
 
 
 def children(process: int) -> list[int]:

@@ -188,7 +188,7 @@ async def test_what_a_server_fails_at_goes_to_another_one(
         await asyncio.to_thread(victim.kill)
     else:
         victim.hangs = True
-        engine._members[0].server._looks._timeout = 0.2  # type: ignore[union-attr]
+        engine._members[0].server._looks._timeout = 0.2
     completions = [completion for (completion,) in await asyncio.gather(*asked)]
     assert [completion.policy_version for completion in completions] == [3] * 8
     if how == "killed":

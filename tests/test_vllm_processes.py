@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from vllm_server import spawn_config
 
 from paravt.engines.vllm import SpawnConfig
 from paravt.engines.vllm.spawn import ServerProcess
@@ -33,23 +34,21 @@ time.sleep(600)
 
 
 def fake_vllm(directory: Path) -> SpawnConfig:
-    package = directory / "vllm" / "entrypoints" / "cli"
-    package.mkdir(parents=True)
-    (package / "main.py").write_text(MAIN.format(pids=str(directory / "pids")))
-    environment = {"PYTHONPATH": str(directory)}
-    return SpawnConfig(sys.executable, ("MODEL",), environment, (), directory / "logs")
+    return spawn_config(directory, MAIN.format(pids=str(directory / "pids")), "MODEL")
 
 
 def running(directory: Path) -> list[int]:
     """Processes that the fake server consists of, zombies not counted."""
     file = directory / "pids"
     pids = [int(pid) for pid in file.read_text().split()] if file.exists() else []
-    states = [Path(f"/proc/{pid}/stat") for pid in pids]
-    return [
-        pid
-        for pid, state in zip(pids, states, strict=True)
-        if state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z"
-    ]
+    return [pid for pid in pids if lives(pid)]
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):  # it may end in between
+        return False
 
 
 def wait_for(what: Callable[[], bool]) -> None:
@@ -162,11 +161,17 @@ def test_a_transfer_that_is_stuck_holds_up_nobody() -> None:
 
 
 async def test_a_transfer_that_breaks_off_says_so() -> None:
+    ended = asyncio.Event()
+
     async def waits() -> None:
-        await asyncio.sleep(60)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
 
     def broken() -> None:
         raise RuntimeError("Connection closed by peer\nwith a stack")
 
     with pytest.raises(EngineError, match=r"^the transfer of weights broke off: Connection closed by peer$"):
         await _both(waits(), broken)
+    await asyncio.wait_for(ended.wait(), 10)  # what the server was asked is not waited for any longer

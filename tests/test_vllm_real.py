@@ -92,8 +92,6 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 class Alone:
     """One process, with a learner that is trained by hand."""
 
-    first = True
-
     def __init__(self, model: QwenVL) -> None:
         self.learner = Learner(model, LearnerConfig(temperature=T))
 

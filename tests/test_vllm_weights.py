@@ -14,15 +14,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from rich.console import Console
 from test_rl import BASE, SMALL, metrics
-from vllm_server import QUICK, WARM, FakeVLLM, Make, frame, load, paired_ranks, prompt, until
+from vllm_server import QUICK, WARM, FakeVLLM, Learner, Make, frame, load, paired_ranks, prompt, until
 
 from paravt.ask import shipped_model
 from paravt.cli import main
 from paravt.config import RLRecipe, load_recipe
 from paravt.engines.vllm import VLLMConfig, VLLMEngine, open_transfer
 from paravt.engines.vllm.canary import Canary, difference
+from paravt.engines.vllm.transfer import _PATIENCE, Policy
 from paravt.errors import EngineError
 from paravt.lab import suite
 from paravt.lab.factory import train_rl
@@ -115,6 +117,26 @@ async def test_a_server_that_comes_back_while_the_weights_are_replaced_gets_the_
     assert "once more, with newer weights" in caplog.text
 
 
+async def test_a_bug_in_the_care_for_a_server_is_not_swallowed(
+    vllm_model: QwenVL, fakes: list[FakeVLLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transfer = open_transfer("file", directory=tmp_path, address="127.0.0.1", device="cpu")
+    config = VLLMConfig(**QUICK)  # type: ignore[arg-type]
+    engine = VLLMEngine(vllm_model.chat, vllm_model.banned_ids, Learner(), transfer, config, [fakes[0].url])
+    await load(engine, 1, 0.1)
+
+    async def broken() -> bool:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(engine._members[0].server, "healthy", broken)
+    care = engine._members[0].task
+    assert care is not None
+    await until(care.done)
+    with pytest.raises(ValueError, match="a bug"):
+        await engine.close()
+    assert not list(tmp_path.glob("*.safetensors"))  # all else is done first
+
+
 async def test_a_stale_server_is_found_by_its_canary(
     vllm_model: QwenVL, fakes: list[FakeVLLM], make_engine: Make
 ) -> None:
@@ -201,10 +223,6 @@ def test_canaries_may_part_where_two_tokens_are_as_likely() -> None:
 
 async def test_gloo_carries_tensors(tmp_path: Path) -> None:
     """The other side here is this process, too: what the worker does with vLLM around it is in `test_vllm_real`."""
-    import torch.distributed as dist
-
-    from paravt.engines.vllm.transfer import Policy
-
     transfer = open_transfer("gloo", directory=tmp_path, address="127.0.0.1", device="cpu")
     weights = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor([1, 2], dtype=torch.bfloat16)}
     got: dict[str, torch.Tensor] = {}
@@ -213,7 +231,7 @@ async def test_gloo_carries_tensors(tmp_path: Path) -> None:
     async def init(told: Any) -> None:
         def join() -> Any:
             store = dist.TCPStore(told["host"], told["port"], told["world_size"], False)
-            return dist.ProcessGroupGloo(store, told["rank_offset"], told["world_size"], transfer_patience)
+            return dist.ProcessGroupGloo(store, told["rank_offset"], told["world_size"], _PATIENCE)
 
         group.append(await asyncio.to_thread(join))
 
@@ -226,8 +244,6 @@ async def test_gloo_carries_tensors(tmp_path: Path) -> None:
                 group[0].broadcast([got[name]], options).wait()
 
         await asyncio.to_thread(receive)
-
-    from paravt.engines.vllm.transfer import _PATIENCE as transfer_patience
 
     connection = await transfer.connect(1, init)
     await transfer.send(connection, Policy(1, "x-1", weights), update)

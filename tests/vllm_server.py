@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from safetensors.torch import load_file
 
 from paravt.chat import TokenChat
 from paravt.engines.base import Prompt, Sampling
-from paravt.engines.vllm import VLLMEngine
+from paravt.engines.vllm import SpawnConfig, VLLMEngine
 from paravt.types import Frame, ImagePart, Message, Row, TextPart
 
 
@@ -152,6 +154,15 @@ class FakeVLLM:
 
     def kill(self) -> None:
         self._server.kill()
+
+
+def spawn_config(directory: Path, main: str, model: str, path: str = "") -> SpawnConfig:
+    """Starts a process that runs the text `main` where vLLM's command line would be, and has modules of `path`, too."""
+    package = directory / "vllm" / "entrypoints" / "cli"
+    package.mkdir(parents=True)
+    (package / "main.py").write_text(main)
+    found = os.pathsep.join([str(directory), *([path] if path else [])])
+    return SpawnConfig(sys.executable, (model,), {"PYTHONPATH": found}, (), directory / "logs")
 
 
 # ---------------------------------------------------------------------------------------------------- what asks it

@@ -43,7 +43,7 @@ from paravt.engines.kv import (
     using_attention,
 )
 from paravt.engines.requests import Request, TokenSequence, Update, fail, resolve
-from paravt.errors import EngineError
+from paravt.errors import EngineError, first_line
 from paravt.models import QwenVL, load_model
 from paravt.types import Frame
 
@@ -193,7 +193,7 @@ class LocalEngine:
                 try:
                     self._waiting += request.sequences(self.model)
                 except (ValueError, EngineError) as error:
-                    fail(request.future, one_line(error))
+                    fail(request.future, first_line(error))
                 del self._arrived[0]
 
     def _drop_dead(self) -> None:
@@ -263,7 +263,7 @@ class LocalEngine:
         except (RuntimeError, ValueError, EngineError) as error:
             what = "" if isinstance(error, EngineError) else "the model failed: "
             for item in items:
-                fail(item.future, what + one_line(error))
+                fail(item.future, what + first_line(error))
             return False
         return True
 
@@ -392,7 +392,3 @@ class LocalEngine:
     def _keep(self, slot: int) -> None:
         sequence = self._active[slot]
         self._store.add(sequence.key[: sequence.length], self._pool.read(slot, sequence.length))
-
-
-def one_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -76,41 +77,38 @@ class PlacedServer:
         if not self._starts:
             return
         try:
-            ray.get(self._host.start.remote(self._config, self._number), timeout=_ROOM)
+            _answer(self._host.start.remote(self._config, self._number), _ROOM)
         except GetTimeoutError:
             raise EngineError(f"no machine had room for server {self._number} within {_ROOM:g} seconds") from None
-        except RayTaskError as error:
-            if isinstance(error.cause, EngineError):
-                raise EngineError(str(error.cause)) from None
-            raise
         except RayError:
             raise EngineError(f"the machine of server {self._number} is lost; Ray looks for another") from None
 
     def stop(self) -> None:
         if self._starts:
-            try:
-                ray.get(self._host.stop.remote(), timeout=_ROOM)
-            except RayTaskError:
-                raise
-            except RayError:  # with its actor it ends anyway
-                pass
+            with suppress(RayError):  # with its actor it ends anyway
+                _answer(self._host.stop.remote(), _ROOM)
 
     def last_words(self) -> str:
         try:
-            return str(ray.get(self._host.last_words.remote(), timeout=_LOOK))
-        except RayTaskError:
-            raise
+            return str(_answer(self._host.last_words.remote(), _LOOK))
         except RayError:
             return "its machine is lost"
 
     def _state(self) -> tuple[str | None, bool]:
         try:
-            url, alive = ray.get(self._host.state.remote(), timeout=_LOOK)
-        except RayTaskError:
-            raise
+            url, alive = _answer(self._host.state.remote(), _LOOK)
         except RayError:
             return None, False
         return url, alive
+
+
+def _answer(call: Any, timeout: float) -> Any:
+    """What an actor answers within so many seconds. Raises what its own code raises, and RayError if it is lost or too
+    late."""
+    try:
+        return ray.get(call, timeout=timeout)
+    except RayTaskError as error:  # a RayError too, but no loss
+        raise error.cause from error
 
 
 class RayHosts:

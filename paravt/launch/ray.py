@@ -14,10 +14,12 @@ import socket
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import ray
 from ray.exceptions import RayError
@@ -34,14 +36,15 @@ from rich.console import Console
 
 from paravt.checkpoint import choose_checkpoint
 from paravt.config import LabQuestions, RLRecipe
-from paravt.errors import ParaVTError, RecipeError, WorkerError
+from paravt.errors import ParaVTError, RecipeError, WorkerError, first_line
 from paravt.lab.factory import train_rl
 from paravt.launch.decoders import Decoders
 from paravt.launch.hosts import RayHosts
-from paravt.launch.screen import shown
+from paravt.launch.screen import Screen, shown
 from paravt.provenance import lock_directory
 from paravt.ranks import PATIENCE
-from paravt.terminal import say
+from paravt.terminal import PrintableFormatter, say
+from paravt.video import FrameSource
 
 _START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 """Ray's own setting; its default of a minute is short where torch comes from a network disk."""
@@ -51,6 +54,24 @@ _CONNECT = 10.0
 _GRACE = 300.0
 """Seconds in which the processes of an attempt end after the next one was begun; a file server takes 90 and more to
 notice that a machine that held a lock is gone."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What the processes that learn are told, the same in every attempt but for `hosts`."""
+
+    recipe: RLRecipe
+    out: Path
+    resume: str
+    began: str
+    """The name of the checkpoint that the command found or was given; "" without one."""
+    marker: Path
+    """A directory in `out`, made for this command: a machine that has it shares `out`."""
+    directory: Path
+    """Where the command was given."""
+    reader: FrameSource | None
+    screen: Screen
+    hosts: RayHosts
 
 
 def start(
@@ -73,15 +94,8 @@ def start(
     out = out.absolute()
     chosen = choose_checkpoint(out / "checkpoints", resume)
     lock_directory(out).close()  # one that is in use is not waited for
+    began = chosen.name if chosen is not None else ""
     marker = out / "ray" / uuid.uuid4().hex
-    config = {
-        "recipe": recipe,
-        "out": out,
-        "resume": resume,
-        "began": chosen.name if chosen is not None else "",
-        "marker": marker,
-        "directory": Path.cwd(),
-    }
     wanted = _wanted(recipe, processes, decode_workers)
     os.environ.setdefault(_START_TIMEOUT, str(_STARTING))
     with _cluster(address, wanted):
@@ -90,32 +104,36 @@ def start(
             f"{n:g} {what}, it has {has.get(what, 0):g}" for what, n in wanted.items() if has.get(what, 0) < n
         ]:
             say(f"the run wants more of the cluster than there is now ({'; '.join(missing)}): waiting for machines")
-        if decode_workers:
-            config["reader"] = Decoders.place(decode_workers)
+        reader = Decoders.place(decode_workers) if decode_workers else None
         try:
             marker.mkdir(parents=True)
             with shown() as screen:
-                _until_done(config | {"screen": screen}, recipe, processes, max_failures)
+                job = partial(
+                    _Job, recipe=recipe, out=out, resume=resume, began=began, marker=marker, directory=Path.cwd(),
+                    reader=reader, screen=screen,
+                )  # fmt: skip
+                _until_done(job, recipe, processes, max_failures)
         finally:
             shutil.rmtree(marker.parent, ignore_errors=True)
 
 
-def _until_done(config: dict[str, Any], recipe: RLRecipe, processes: int, max_failures: int) -> None:
+def _until_done(job: Callable[..., _Job], recipe: RLRecipe, processes: int, max_failures: int) -> None:
+    """Attempts, until one is done or too many were lost."""
     lost = 0
     while True:
         try:
             with RayHosts.place(recipe.engine) as hosts:
-                _fit(config | {"hosts": hosts}, recipe, processes)
+                _fit(job(hosts=hosts), processes)
             return
         except ControllerError as error:
             if type(error.controller_failure).__name__ == "WorkerGroupStartupTimeoutError":
                 say(f"no room for {processes} processes yet: waiting for machines")
                 continue
-            reason = f"Ray could not start the processes: {_first_line(error.controller_failure)}"
+            reason = f"Ray could not start the processes: {first_line(error.controller_failure)}"
         except WorkerGroupError as error:
             reason = _reason(error, processes)
         except RayError as error:  # of its controller
-            reason = f"Ray lost the run: {_first_line(error)}"
+            reason = f"Ray lost the run: {first_line(error)}"
         lost += 1
         if lost > max_failures:
             raise WorkerError(f"{reason}; --max-failures {max_failures} allows no more, the same command goes on")
@@ -127,17 +145,17 @@ class _Trainer(TorchTrainer):  # type: ignore[misc]
         """Ray's own would take Ctrl-C for itself: the command is to end as it does without Ray."""
 
 
-def _fit(config: dict[str, Any], recipe: RLRecipe, processes: int) -> None:
+def _fit(job: _Job, processes: int) -> None:
     """One attempt. Raises TrainingFailedError."""
-    gpu = recipe.model.device.startswith("cuda")
+    gpu = job.recipe.model.device.startswith("cuda")
     trainer = _Trainer(
         _learn,
-        train_loop_config=config,
+        train_loop_config={"job": job},
         torch_config=TorchConfig("cpu:gloo,cuda:nccl" if gpu else "gloo", timeout_s=int(PATIENCE.total_seconds())),
         scaling_config=ScalingConfig(num_workers=processes, use_gpu=gpu),
         run_config=RunConfig(
-            name=config["marker"].name,
-            storage_path=str(config["marker"].parent),  # checkpoints are the run's own, though
+            name=job.marker.name,
+            storage_path=str(job.marker.parent),  # checkpoints are the run's own, though
             # Ray would try again whatever it was that failed: `_until_done` knows better
             failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
             logging_config=LoggingConfig("CRITICAL"),
@@ -157,32 +175,30 @@ def _reason(error: WorkerGroupError, processes: int) -> str:
         if isinstance(cause, ParaVTError | FloatingPointError) or full:
             raise cause
     rank, cause = next(iter(failures.items()))
-    if not isinstance(cause, RuntimeError):  # not what a lost connection or a GPU gives: a bug
+    if not isinstance(cause, RuntimeError | ConnectionError):  # not what a lost connection or a GPU gives: a bug
         raise error
-    return f"process {rank} of {processes} failed ({_first_line(cause)})"
+    return f"process {rank} of {processes} failed ({first_line(cause)})"
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _learn(config: dict[str, Any]) -> None:
-    """One of the processes that learn."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=config["screen"], force=True)
+def _learn(config: Mapping[str, _Job]) -> None:
+    """One of the processes that learn. `config` as Ray hands it on."""
+    job = config["job"]
+    log = logging.StreamHandler(job.screen)
+    log.setFormatter(PrintableFormatter())
+    logging.basicConfig(level=logging.WARNING, handlers=[log], force=True)
     try:
-        os.chdir(config["directory"])  # relative paths of the recipe
+        os.chdir(job.directory)  # relative paths of the recipe
     except OSError as error:
+        raise RecipeError(f"{job.directory}: {error.strerror} on {_node()}; start from a shared directory") from None
+    if not job.marker.is_dir():
         raise RecipeError(
-            f"{config['directory']}: {error.strerror} on {_node()}; start from a shared directory"
-        ) from None
-    out: Path = config["out"]
-    if not config["marker"].is_dir():
-        raise RecipeError(f"{out}: not the same directory on {_node()}; --out has to be one that all machines share")
-    newest = choose_checkpoint(out / "checkpoints", "auto")
-    resume = "auto" if newest is not None and newest.name > config["began"] else config["resume"]
+            f"{job.out}: not the same directory on {_node()}; --out has to be one that all machines share"
+        )
+    newest = choose_checkpoint(job.out / "checkpoints", "auto")
+    resume = "auto" if newest is not None and newest.name > job.began else job.resume
     if ray.train.get_context().get_world_rank() == 0:
-        _wait_for_predecessor(out)
-    train_rl(config["recipe"], out, Console(file=config["screen"]), resume, config.get("reader"), config["hosts"])
+        _wait_for_predecessor(job.out)
+    train_rl(job.recipe, job.out, Console(file=cast("IO[str]", job.screen)), resume, job.reader, job.hosts)
 
 
 def _node() -> str:
@@ -235,7 +251,7 @@ def _cluster(address: str, wanted: Mapping[str, int]) -> Iterator[None]:
     try:
         ray.init(**options)
     except (RayError, ConnectionError, RuntimeError, ValueError) as error:
-        raise RecipeError(f"--ray {address}: no Ray cluster there ({_first_line(error)})") from error
+        raise RecipeError(f"--ray {address}: no Ray cluster there ({first_line(error)})") from error
     try:
         yield
     finally:

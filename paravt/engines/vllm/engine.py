@@ -14,8 +14,8 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import anyio
 import numpy as np
@@ -34,7 +34,6 @@ from paravt.types import Row
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 _ATTEMPTS = 2
 """To bring a server up to date before it is left out."""
 _POLL = 1.0
@@ -48,10 +47,6 @@ _MISSED = 2
 
 class Learner(Protocol):
     """What the engine needs of the run, which all of its processes call together."""
-
-    @property
-    def first(self) -> bool:
-        """Whether this process moves the weights."""
 
     async def gather(self, value: Any) -> list[Any]:
         """The values of all processes, by rank."""
@@ -82,7 +77,7 @@ class VLLMConfig:
 class _Standing(Member):
     """A member of the pool with how far it has come."""
 
-    server: VLLMServer | None = None
+    server: VLLMServer = field(kw_only=True)
     process: Spawned | None = None
     known: bool = False
     """Its model and limits, since it was last out."""
@@ -116,7 +111,8 @@ class VLLMEngine:
     ) -> None:
         self.chat, self._banned = chat, tuple(banned)
         self._learner, self._transfer, self._config = learner, transfer, config
-        self._pool = Pool(config.max_concurrency, config.tries, config.patience)
+        self._pool: Pool[_Standing] = Pool(config.max_concurrency, config.tries, config.patience)
+        self._members = self._pool.members
         self._urls = DataUrls()
         self._run = uuid.uuid4().hex[:8]
         self._canary_prompt = canary_prompt(chat)
@@ -125,18 +121,15 @@ class VLLMEngine:
         """The learner's canary of the current policy; None until a server has passed with it."""
         self._changed = asyncio.Event()
         """Set, and replaced by a new one, when any of this changes."""
-        self._members: list[_Standing] = []
         for url in urls:
             self._join(url)
         for process in processes:
             self._join(process.url, process)
 
     def _join(self, url: str, process: Spawned | None = None) -> _Standing:
-        member = _Standing(url, process=process)
-        member.server = self._server(url)
+        member = _Standing(url, server=self._server(url), process=process)
         member.gone.set()
         self._members.append(member)
-        self._pool.members.append(member)
         return member
 
     def _server(self, url: str) -> VLLMServer:
@@ -144,7 +137,6 @@ class VLLMEngine:
 
     async def _find(self, member: _Standing, url: str) -> VLLMServer:
         """The server of a member that is to be at `url`."""
-        assert member.server is not None
         if member.url != url:
             self._pool.fail(member, f"it is at {url} now")
             moved, member.url, member.server, member.known = member.server, url, self._server(url), False
@@ -168,9 +160,7 @@ class VLLMEngine:
         conversation = f"{prompt.episode}/{prompt.trace}"
         return await self._pool.use(conversation, begins, lambda member: self._ask(member, asked))
 
-    async def _ask(self, member: Member, asked: Asked) -> list[Completion]:
-        assert isinstance(member, _Standing)
-        assert member.server is not None
+    async def _ask(self, member: _Standing, asked: Asked) -> list[Completion]:
         installed = member.policy
         found = await member.server.generate(asked)
         completions = []
@@ -210,10 +200,11 @@ class VLLMEngine:
             self._pool.hold(member)
         await asyncio.gather(*(self._install_or_fail(member, policy, wait=began) for member in chosen))
         canaries = await self._first_canaries(policy)
-        rows = [canary_row(self._canary_prompt, canary) for canary in distinct(list(canaries.values()))]
+        asked = distinct(list(canaries.values()))
+        rows = [canary_row(self._canary_prompt, canary) for canary in asked]
         everyone = (await self._learner.gather(rows))[0]
         scored = await self._learner.score(everyone)
-        truth = {c.ids: c.scored(s) for c, s in zip(distinct(list(canaries.values())), scored, strict=True)}
+        truth = {c.ids: c.scored(s) for c, s in zip(asked, scored, strict=True)}
         good = {m: truth[c.ids] for m, c in canaries.items() if self._passes(m, c, truth[c.ids])}
         if not good:
             raise EngineError(f"no server samples with the learner's weights: {self._pool.reasons()}")
@@ -257,7 +248,7 @@ class VLLMEngine:
                 await self._changed.wait()
         return found
 
-    def _passes(self, member: Member, canary: Canary, reference: Canary) -> bool:
+    def _passes(self, member: _Standing, canary: Canary, reference: Canary) -> bool:
         """If not, it is out."""
         off, most = difference(canary, reference), self._config.canary_tolerance
         if off <= most:
@@ -317,7 +308,6 @@ class VLLMEngine:
         """Up to the canary of a policy. Raises EngineError."""
         await self._know(member)
         server, transfer = member.server, self._transfer
-        assert server is not None
         if transfer is not None:
             await server.update(policy, transfer, member.connection)
             # not before: a server whose last update broke off is paused, and would never answer
@@ -332,7 +322,6 @@ class VLLMEngine:
 
     async def _install_or_fail(self, member: _Standing, policy: Policy, wait: bool) -> None:
         """It has the policy and a canary of it, or is out; `wait` for one that is not healthy."""
-        assert member.server is not None
         for attempt in range(_ATTEMPTS):
             try:
                 await self._install(member, policy)
@@ -349,11 +338,9 @@ class VLLMEngine:
         missed, pause = 0, _POLL
         while True:
             await asyncio.sleep(self._config.health_every if member.ready else pause)
-            server = member.server
-            assert server is not None
             if member.ready:
                 pause = _POLL
-                missed = 0 if await server.healthy() else missed + 1
+                missed = 0 if await member.server.healthy() else missed + 1
                 if missed >= _MISSED and member.ready:
                     self._pool.fail(member, f"{missed} health checks failed")
                     if member.process is not None:  # it may hang
@@ -397,14 +384,20 @@ class VLLMEngine:
     # ------------------------------------------------------------------ the end
 
     async def close(self) -> None:
-        """Requests that still run fail with EngineError; servers of our own are ended."""
+        """Requests that still run fail with EngineError; servers of our own are ended.
+
+        Raises what else than an EngineError ended the care for a server.
+        """
         tasks = [member.task for member in self._members if member.task is not None]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
         self._pool.close()
         stops = [asyncio.to_thread(m.process.stop) for m in self._members if m.process is not None]
-        closes = [member.server.close() for member in self._members if member.server is not None]
+        closes = [member.server.close() for member in self._members]
         await asyncio.gather(*stops, *closes)
         if self._transfer is not None:
             self._transfer.close()
+        for outcome in ended:
+            if isinstance(outcome, Exception):
+                raise outcome

@@ -13,7 +13,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import anyio
 
@@ -25,6 +25,7 @@ from paravt.errors import EngineError
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+M = TypeVar("M", bound="Member")
 _SLACK = 1.5
 """A server has at most this times the mean of running requests."""
 _REMEMBERED = 1 << 14
@@ -46,29 +47,29 @@ class Member:
     """Set while it is out: nobody waits for its answers any more."""
 
 
-class Pool:
+class Pool(Generic[M]):
     """`tries` servers are asked before a request fails, and `patience` seconds waited for one while there is none."""
 
     def __init__(self, max_concurrency: int, tries: int, patience: float) -> None:
-        self.members: list[Member] = []
+        self.members: list[M] = []
         self._most, self._tries, self._patience = max_concurrency, tries, patience
-        self._places: OrderedDict[str, Member] = OrderedDict()
+        self._places: OrderedDict[str, M] = OrderedDict()
         self._waiters: list[asyncio.Future[None]] = []
         self._closed = False
 
     # ------------------------------------------------------------------ who is in
 
-    def open(self, member: Member) -> None:
+    def open(self, member: M) -> None:
         """From now on it gets requests."""
         member.ready, member.reason = True, ""
         member.gone.clear()
         self._wake()
 
-    def hold(self, member: Member) -> None:
+    def hold(self, member: M) -> None:
         """It gets no new requests; those that run go on."""
         member.ready = False
 
-    def fail(self, member: Member, reason: str) -> None:
+    def fail(self, member: M, reason: str) -> None:
         """It is out: what runs there is asked elsewhere."""
         if not member.gone.is_set():
             log.warning("%s is out: %s", member.url, reason)
@@ -89,12 +90,12 @@ class Pool:
 
     # ------------------------------------------------------------------ requests
 
-    async def use(self, conversation: str, prefix: str, call: Callable[[Member], Awaitable[T]]) -> T:
+    async def use(self, conversation: str, prefix: str, call: Callable[[M], Awaitable[T]]) -> T:
         """What `call` gives for a server. `conversation` and `prefix` name what is cached there, see above.
 
         Raises what the call raises if the request itself is refused, and EngineError if no server could serve it.
         """
-        failed: list[Member] = []
+        failed: list[M] = []
         said = ""
         for _ in range(self._tries):
             member = await self._take(conversation, prefix, failed)
@@ -113,7 +114,7 @@ class Pool:
                 self._wake()
         raise EngineError(f"{self._tries} tries failed, the last: {said}")
 
-    async def _take(self, conversation: str, prefix: str, failed: Sequence[Member]) -> Member:
+    async def _take(self, conversation: str, prefix: str, failed: Sequence[M]) -> M:
         loop = asyncio.get_running_loop()
         empty_since: float | None = None
         while (member := self._choose(conversation, prefix, failed)) is None:
@@ -138,7 +139,7 @@ class Pool:
             self._places.popitem(last=False)
         return member
 
-    def _choose(self, conversation: str, prefix: str, failed: Sequence[Member]) -> Member | None:
+    def _choose(self, conversation: str, prefix: str, failed: Sequence[M]) -> M | None:
         """None if a server has to be waited for."""
         ready = [member for member in self.members if member.ready]
         wanted = [member for member in ready if member not in failed] or ready

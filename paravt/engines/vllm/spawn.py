@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -173,8 +174,9 @@ def serve_arguments(
 ) -> tuple[str, ...]:
     """Of `vllm serve`. `context` in tokens, `images` of a prompt, `sequences` at a time; `pixels` are the smallest and
     the largest frame that the image processor must leave as it is."""
-    worker = () if transfer == "nccl" else ("--worker-extension-cls", "paravt_worker.Extension")
-    backend = transfer if transfer == "nccl" else "paravt"
+    own = transfer != "nccl"
+    worker = ("--worker-extension-cls", "paravt_worker.Extension") if own else ()
+    backend = "paravt" if own else transfer
     return (
         model,
         "--served-model-name",
@@ -186,10 +188,10 @@ def serve_arguments(
         "--max-num-seqs",
         str(sequences),
         "--limit-mm-per-prompt",
-        f'{{"image": {images}, "video": 0}}',
+        json.dumps({"image": images, "video": 0}),
         "--mm-processor-kwargs",
         # of images alone: the limits of videos are for all of their frames together
-        f'{{"images_kwargs": {{"size": {{"shortest_edge": {pixels[0]}, "longest_edge": {pixels[1]}}}}}}}',
+        json.dumps({"images_kwargs": {"size": {"shortest_edge": pixels[0], "longest_edge": pixels[1]}}}),
         "--logprobs-mode",
         "processed_logprobs",
         "--generation-config",
@@ -198,6 +200,6 @@ def serve_arguments(
         "--enable-prompt-tokens-details",
         *worker,
         "--weight-transfer-config",
-        f'{{"backend": "{backend}"}}',
+        json.dumps({"backend": backend}),
         *more,
     )

@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from paravt.errors import EngineError
+from paravt.errors import EngineError, first_line
 
 Backend = Literal["file", "gloo", "nccl"]
 Post = Callable[[Mapping[str, Any]], Awaitable[object]]
@@ -128,7 +128,7 @@ class GlooTransfer:
                 self._address, 0, size, is_master=True, timeout=_PATIENCE, wait_for_workers=False
             )
         except (RuntimeError, ValueError) as error:
-            raise EngineError(f"gloo: {self._address}: cannot listen there: {_first_line(error)}") from error
+            raise EngineError(f"gloo: {self._address}: cannot listen there: {first_line(error)}") from error
         told = {"host": self._address, "port": store.port, "world_size": size, "rank_offset": 1}
 
         def join() -> Any:
@@ -213,21 +213,21 @@ async def _both(told: Awaitable[object], ours: Callable[[], Any]) -> Any:
         try:
             outcome = partial(done.set_result, ours())
         except RuntimeError as error:  # of gloo, nccl: the other side is gone, or late
-            said = EngineError(f"the transfer of weights broke off: {_first_line(error)}")
+            said = EngineError(f"the transfer of weights broke off: {first_line(error)}")
             outcome = partial(done.set_exception, said)
         finally:
             with suppress(RuntimeError):  # the loop has ended meanwhile
                 loop.call_soon_threadsafe(lambda: done.done() or outcome())
 
     threading.Thread(target=work, name="paravt-transfer", daemon=True).start()
-    return (await asyncio.gather(told, done))[1]
+    order = asyncio.ensure_future(told)
+    try:
+        return (await asyncio.gather(order, done))[1]
+    finally:
+        order.cancel()  # when ours has failed: its answer is nobody's any more
 
 
 def free_port(address: str = "127.0.0.1") -> int:
     with socket.socket() as sock:
         sock.bind((address, 0))
         return int(sock.getsockname()[1])
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -152,10 +152,13 @@ def sft(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would run, from the model's configuration alone.")
     ] = False,
-    ranks: Annotated[int, typer.Option(min=1, help="Of --dry-run: processes that the run is spread over.")] = 1,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="Of --dry-run: processes that the run is spread over.")
+    ] = None,
     nproc: Annotated[int, typer.Option(min=1, help="Processes on this machine, each with a GPU if there are any.")] = 1,
 ) -> None:
     """Train a model on traces or rows of files, stage by stage; the loss is on sampled tokens only."""
+    _check_ranks(ranks, dry_run)
     from paravt.config import SFTRecipe, load_recipe
 
     loaded = load_recipe(SFTRecipe, recipe, override or [])
@@ -163,7 +166,7 @@ def sft(
         from paravt.dry_run import estimate_sft
         from paravt.terminal import show_dry_run
 
-        show_dry_run(Console(), estimate_sft(loaded, max(ranks, nproc)))
+        show_dry_run(Console(), estimate_sft(loaded, ranks or nproc))
         return
     if nproc > 1:
         _start_processes(["sft", str(recipe), "--out", str(out)], override, nproc)
@@ -201,7 +204,9 @@ def rl(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would run, from the model's configuration alone.")
     ] = False,
-    ranks: Annotated[int, typer.Option(min=1, help="Of --dry-run: processes that the run is spread over.")] = 1,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="Of --dry-run: processes that the run is spread over.")
+    ] = None,
     nproc: Annotated[int, typer.Option(min=1, help="Processes on this machine, each with a GPU if there are any.")] = 1,
     ray: Annotated[
         str | None,
@@ -212,9 +217,14 @@ def rl(
     decode_workers: Annotated[
         int, typer.Option(min=0, help="Of --ray: that read videos; 0: the processes do it themselves.")
     ] = 0,
-    max_failures: Annotated[int, typer.Option(min=0, help="Of --ray: how often lost processes are started again.")] = 3,
+    max_failures: Annotated[
+        int | None, typer.Option(min=0, help="Of --ray: how often lost processes are started again (3).")
+    ] = None,
 ) -> None:
     """Train the main agent and its sub-agents by reinforcement learning on whole episodes (PARA-GRPO)."""
+    if ray is None and (decode_workers or max_failures is not None):
+        raise typer.BadParameter("--decode-workers and --max-failures need --ray")
+    _check_ranks(ranks, dry_run)
     from paravt.config import RLRecipe, load_recipe
 
     loaded = load_recipe(RLRecipe, recipe, override or [])
@@ -222,7 +232,7 @@ def rl(
         from paravt.dry_run import estimate
         from paravt.terminal import show_dry_run
 
-        show_dry_run(Console(), estimate(loaded, max(ranks, nproc)))
+        show_dry_run(Console(), estimate(loaded, ranks or nproc))
         return
     if ray is not None:
         try:
@@ -232,17 +242,27 @@ def rl(
                 raise
             raise RecipeError("--ray needs Ray: pip install 'paravt[ray]'") from error
         start(
-            loaded, out, ray, processes=nproc, resume=resume, decode_workers=decode_workers, max_failures=max_failures
+            loaded,
+            out,
+            ray,
+            processes=nproc,
+            resume=resume,
+            decode_workers=decode_workers,
+            max_failures=3 if max_failures is None else max_failures,
         )
         return
-    if decode_workers:
-        raise typer.BadParameter("--decode-workers needs --ray")
     if nproc > 1:
         _start_processes(["rl", str(recipe), "--out", str(out), "--resume", resume], override, nproc)
         return
     from paravt.lab.factory import train_rl
 
     train_rl(loaded, out, Console(stderr=True), resume)
+
+
+def _check_ranks(ranks: int | None, dry_run: bool) -> None:
+    """Before a run begins in one process that was meant to have several."""
+    if ranks is not None and not dry_run:
+        raise typer.BadParameter("--ranks is for --dry-run; --nproc starts processes")
 
 
 def _start_processes(arguments: list[str], override: list[str] | None, processes: int) -> None:

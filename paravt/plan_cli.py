@@ -28,8 +28,13 @@ def plan(
     ] = "H100",
     gpus: Annotated[int, typer.Option(min=1, help="All of them.")] = 1,
     servers: Annotated[
-        int, typer.Option(min=0, help="Of the GPUs, those that only sample. 0: each one samples and learns.")
-    ] = 0,
+        int | None,
+        typer.Option(
+            min=0,
+            help="Of the GPUs, those that only sample; 0: each one samples and learns. By default as many as the"
+            " recipe's engine.devices names.",
+        ),
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="Another model: tiny, 2b, 8b, 32b (Qwen3-VL), a directory or a hub id.")
     ] = None,
@@ -43,7 +48,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: bytes, FLOP, seconds.")] = False,
 ) -> None:
     """Memory of each GPU, tokens and work of a step, steps per hour: from configurations and published numbers."""
-    from paravt.config import RLRecipe, load_recipe
+    from paravt.config import RLRecipe, VLLMEngineRecipe, load_recipe
     from paravt.known import hardware as find_hardware
     from paravt.plan import Behaviour
     from paravt.plan_case import find_model
@@ -51,6 +56,8 @@ def plan(
 
     loaded = load_recipe(RLRecipe, recipe, override or [])
     machine = find_hardware(hardware)
+    if servers is None:
+        servers = sum(loaded.engine.gpus) if isinstance(loaded.engine, VLLMEngineRecipe) else 0
     how = Behaviour(turns, calls, turn_tokens, report_tokens)
     made = make_plan(loaded, find_model(loaded, model), machine, how, gpus=gpus, servers=servers)
     if as_json:

@@ -81,7 +81,13 @@ def make_plan(
         for b in case.budgets
         if (total := b.lengths.prompt + b.lengths.suffix) > limit
     ]
+    if recipe.engine.kind == "vllm" and not servers:
+        warnings.append(
+            "the recipe samples on vLLM servers, none of which are among these GPUs: planned is the engine inside the"
+            " run instead; --servers says how many of the GPUs are theirs"
+        )
     fits = peak <= USABLE * hardware.memory
+    memory["peak"] = replace(memory["peak"], note=f"of {hardware.memory / 1e9:g} GB, {USABLE:.0%} can be had")
     if not fits:
         warnings.append(
             f"does not fit: {peak / 1e9:.1f} GB, of {hardware.memory / 1e9:.0f} GB of which tensors can have"

@@ -10,8 +10,10 @@ import torch
 from peft import PeftModel
 from test_cli import paravt
 from transformers import Qwen3VLConfig
+from typer.testing import CliRunner
 
 from paravt.ask import shipped_model
+from paravt.cli import app
 from paravt.config import RLRecipe, SFTRecipe, load_recipe
 from paravt.dry_run import estimate, estimate_sft, skeleton
 from paravt.errors import ModelError, RecipeError
@@ -130,6 +132,21 @@ def test_dry_run_on_the_command_line(eight_billion: Path) -> None:
     for line in ("memory on each of 8", "36 x Qwen3VLTextDecoderLayer", "prompts of a process", "all together"):
         assert line in " ".join(done.stdout.split()), line
     assert not Path("unused").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "said"),
+    [
+        ("rl", ("--ranks", "8"), "--ranks is for --dry-run"),
+        ("sft", ("--ranks", "8"), "--ranks is for --dry-run"),
+        ("rl", ("--max-failures", "1"), "need --ray"),
+        ("rl", ("--decode-workers", "1"), "need --ray"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(command: str, options: tuple[str, ...], said: str) -> None:
+    refused = CliRunner().invoke(app, [command, "unread.yaml", "--out", "unused", *options])
+    assert refused.exit_code == 2
+    assert said in " ".join(refused.stderr.split())
 
 
 def test_supervised_training(eight_billion: Path) -> None:

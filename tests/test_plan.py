@@ -457,6 +457,7 @@ def test_servers_take_the_engine_away() -> None:
     cached = planned("32b", 8, servers=2).value("memory of each of 2 GPUs that serve", "keys and values")
     assert 0.85 * (0.9 * 80e9 - 33_357_390_064) < cached <= 0.9 * 80e9 - 33_357_390_064
     assert planned("32b", 24, "token_budget=8192", servers=8).fits
+    assert any("none of which are among these GPUs" in w for w in planned("8b", 8, "engine={kind: vllm}").warnings)
     with pytest.raises(RecipeError, match="must be a multiple of 2"):
         planned("32b", 16, servers=3)
     with pytest.raises(RecipeError, match="leaves none of 8 GPUs"):
@@ -504,6 +505,10 @@ def test_plan_on_the_command_line() -> None:
     for line in ("32b on 8 x H100", "memory of each of 8 GPUs", "66.7 GB exact", "steps per hour", "3 sub-agents"):
         assert line in " ".join(shown.stdout.split()), line
     assert "paravt: does not fit: " in shown.stderr
+    engine = 'engine={kind: vllm, replicas: 2, devices: ["4,5", "6,7"]}'
+    placed = run("--model", "8b", "--json", "--set", engine)
+    assert json.loads(placed.stdout)["servers"] == 4
+    assert json.loads(run("--model", "8b", "--json", "--set", engine, "--servers", "2").stdout)["servers"] == 2
 
 
 def test_the_table_of_the_docs() -> None:

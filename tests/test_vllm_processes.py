@@ -93,6 +93,10 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     assert "ValueError: told to fail" in server.last_words()
     assert running(tmp_path) == []  # and takes what it started with it
     (tmp_path / "file").touch()
+    without = ServerProcess(SpawnConfig(config.python, (), {"PYTHONPATH": ""}, (), tmp_path / "without"), 0)
+    without.log.parent.mkdir()
+    without.log.write_text("python: Error while finding ... (ModuleNotFoundError: No module named 'vllm')\n")
+    assert without.last_words() == f"engine.python: {config.python} has no vLLM; name an interpreter that has it"
     nowhere = ServerProcess(SpawnConfig(config.python, (), {}, (), tmp_path / "file"), 0)
     with pytest.raises(EngineError, match="the server cannot be started: File exists"):
         nowhere.start()

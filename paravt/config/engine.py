@@ -73,6 +73,13 @@ class VLLMEngineRecipe(Strict):
         fields = type(self).model_fields.items()
         return {name for name, f in fields if getattr(self, name) != f.get_default(call_default_factory=True)}
 
+    @property
+    def gpus(self) -> list[int]:
+        """Of each server that is started with the run; none for servers that run already."""
+        if self.servers != "spawn":
+            return []
+        return [len(devices.split(",")) for devices in self.devices] or [0] * self.replicas
+
     def client_config(self, tolerance: float) -> VLLMConfig:
         """`tolerance` of the canary, where the recipe leaves it open."""
         return VLLMConfig(

@@ -121,9 +121,13 @@ class RLRecipe(Strict):
         if self.deterministic and self.episode.call_timeout is not None:
             raise ValueError("deterministic runs have no time-outs: unset episode.call_timeout")
         if self.deterministic and self.rollout.max_staleness:
-            raise ValueError("deterministic runs do not run ahead: rollout.max_staleness must be 0")
+            raise ValueError(
+                "deterministic runs do not run ahead: set deterministic: false or rollout.max_staleness: 0"
+            )
         if self.deterministic and self.engine.kind != "local":
-            raise ValueError("deterministic runs sample with the local engine: engine.kind must be local")
+            raise ValueError(
+                "deterministic runs sample with the local engine: set deterministic: false or engine.kind: local"
+            )
         if self.rollout.max_staleness and self.loss.importance_cap is None:
             raise ValueError("rollout.max_staleness needs loss.importance_cap: old tokens have to be weighed")
         return self

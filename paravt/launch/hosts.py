@@ -148,6 +148,4 @@ class RayHosts:
 
 def _gpus(engine: LocalEngineRecipe | VLLMEngineRecipe) -> list[int]:
     """Of each server that is started."""
-    if not isinstance(engine, VLLMEngineRecipe) or engine.servers != "spawn":
-        return []
-    return [len(devices.split(",")) for devices in engine.devices] or [0] * engine.replicas
+    return engine.gpus if isinstance(engine, VLLMEngineRecipe) else []

@@ -92,6 +92,7 @@ class ServerProcess:
         self._place.bind((address, 0))
         self.port = int(self._place.getsockname()[1])
         self.url = f"http://{address}:{self.port}"
+        self._python = python
         self.log = config.logs / f"server-{number}.log"
         host = ["--host", address, "--port", str(self.port)]
         vllm = [python, "-m", "vllm.entrypoints.cli.main", "serve"]
@@ -157,6 +158,8 @@ class ServerProcess:
             lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-200:]
         except OSError:
             return "it left no log"
+        if lines and "No module named 'vllm'" in lines[-1]:
+            return f"engine.python: {self._python} has no vLLM; name an interpreter that has it"
         said = [line.strip() for line in lines if "Error" in line] or [line.strip() for line in lines if line.strip()]
         return f"{said[-1][:300] if said else 'nothing was said'} ({self.log})"
 

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from paravt.config import VLLMEngineRecipe
 from paravt.engines.vllm import SpawnConfig, VLLMConfig, VLLMEngine, open_transfer
 from paravt.errors import DataError, RecipeError, VideoError
 from paravt.lab.corpus import write_corpus
+from paravt.launch import ray as launch
 from paravt.launch.decoders import Decoder, Decoders
 from paravt.launch.hosts import RayHosts
 from paravt.models import QwenVL
@@ -197,6 +199,17 @@ def test_what_cannot_be_is_one_line(
     assert refused("--ray", "local") == "paravt: --ray needs Ray: pip install 'paravt[ray]'"
 
 
+def test_nobody_waits_for_machines_to_join_a_cluster_of_this_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_cluster", lambda address, wanted: nullcontext())
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 64.0})
+    command = ["rl", str(BASE / "full.yaml"), "--out", str(tmp_path), "--ray", "local", "--set", "model.device=cuda"]
+    with pytest.raises(SystemExit, match="2"):
+        main(command)
+    assert capsys.readouterr().err == "paravt: --ray local: this machine is too small (1 GPU, it has 0)\n"
+
+
 def test_ray_still_has_what_is_turned_off() -> None:
     """Under another name its own handling of Ctrl-C would be back."""
     assert hasattr(TorchTrainer, "_register_sigint_handler")
@@ -278,7 +291,7 @@ async def test_a_video_that_ends_whoever_reads_it_ends_no_run(connected: None) -
     actors = [ray.remote(num_cpus=1, max_restarts=-1)(Mortal).remote() for _ in range(2)]
     decoders = Decoders(actors, Mortal)
     for _ in range(3):
-        with pytest.raises(VideoError, match="deadly.mp4: the processes that read it crash"):
+        with pytest.raises(VideoError, match=r"deadly\.mp4: the processes that read it crash"):
             await asyncio.wait_for(decoders.ainfo("deadly.mp4"), PATIENCE)
     assert decoders.asked_again == 2
     assert (await asyncio.wait_for(decoders.ainfo(LONG), PATIENCE)).duration > 100

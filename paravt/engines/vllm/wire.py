@@ -14,7 +14,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from PIL import Image
 
@@ -191,9 +191,9 @@ def _choice(
     return completion, next(iter(labels), None)
 
 
-def is_logprob(value: object) -> bool:
+def is_logprob(value: object) -> TypeGuard[float]:
     """JSON of Python's makes NaN and infinity, too, which no comparison with a limit would find."""
-    return type(value) in (int, float) and -1e9 < value <= 1e-3  # type: ignore[operator]
+    return type(value) in (int, float) and -1e9 < value <= 1e-3
 
 
 def _difference(url: str, echoed: Sequence[object], asked: Asked, chat: TokenChat) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -13,11 +14,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from paravt.errors import RecipeError
 from paravt.terminal import printable, say
 
 if TYPE_CHECKING:
     from paravt.step_plan import Entry, Plan
 
+_BEYOND = "a number of the recipe, the options or the hardware is too large, or too small, for a plan"
 _PREFIXES = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 
 
@@ -59,7 +62,13 @@ def plan(
     if servers is None:
         servers = sum(loaded.engine.gpus) if isinstance(loaded.engine, VLLMEngineRecipe) else 0
     how = Behaviour(turns, calls, turn_tokens, report_tokens)
-    made = make_plan(loaded, find_model(loaded, model), machine, how, gpus=gpus, servers=servers)
+    found = find_model(loaded, model)
+    try:
+        made = make_plan(loaded, found, machine, how, gpus=gpus, servers=servers)
+    except (OverflowError, ZeroDivisionError):
+        raise RecipeError(_BEYOND) from None
+    if not all(math.isfinite(entry.value) for part in made.parts.values() for entry in part.values()):
+        raise RecipeError(_BEYOND)
     if as_json:
         sys.stdout.write(json.dumps({"hardware": machine.model_dump(), **asdict(made)}) + "\n")
     else:

@@ -42,12 +42,18 @@ class Ranks:
         self.rank, self.size, self._store = 0, 1, None
         self._launcher = os.getppid()
         self._local = dist.get_node_local_rank(fallback_rank=0)
+        self._here = os.environ.get("LOCAL_WORLD_SIZE")
         self._worker = ThreadPoolExecutor(1, "paravt-learner", self._use_device)
 
     @property
     def first(self) -> bool:
         """Whether this is the process that writes files and talks."""
         return self.rank == 0
+
+    @property
+    def size_here(self) -> int:
+        """Processes of the run on this machine, as torchrun says."""
+        return int(self._here or self.size)
 
     def device(self, name: str) -> str:
         """Each process has a GPU of its own."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -196,3 +197,9 @@ class _Run:
             self.console.print(f"going on from {chosen}")
         if self.ranks.first:
             check_room(self.out, self.out / "checkpoints", self.learner, self.recipe.keep_checkpoints)
+
+
+if __name__ == "__main__":  # `torchrun -m paravt.rl RECIPE --out DIR`
+    from paravt.cli import main
+
+    main(["rl", *sys.argv[1:]])

@@ -25,6 +25,7 @@ from paravt.engines.vllm import (
     serve_arguments,
 )
 from paravt.episode_config import EpisodeConfig
+from paravt.errors import RecipeError
 from paravt.judge import Judge
 from paravt.learner import Learner
 from paravt.models import QwenVL
@@ -101,6 +102,11 @@ def open_vllm(
             logs=out / "servers",
         )
         numbers = range(engine.replicas)
+        if hosts is None and ranks.size > ranks.size_here:
+            raise RecipeError(
+                "engine.servers: spawn is for one machine, and this run has several: start servers and give their"
+                " addresses, or use --ray"
+            )
         if hosts is None:
             processes = [ServerProcess(spawn, number) for number in numbers]
         else:

@@ -6,6 +6,7 @@ A recipe is a list of stages, each on files of rows (`sft_rows`) or on the lab's
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -90,3 +91,9 @@ def _reload(checkpoint: Path, recipe: SFTRecipe, ranks: Ranks) -> QwenVL:
     if isinstance(recipe.model, PretrainedModel):
         return load_model(checkpoint, recipe.model.dtype, ranks.device(recipe.model.device))
     return load_model(checkpoint, "float32")
+
+
+if __name__ == "__main__":  # `torchrun -m paravt.sft RECIPE --out DIR`
+    from paravt.cli import main
+
+    main(["sft", *sys.argv[1:]])

@@ -529,3 +529,25 @@ def test_the_table_of_the_docs() -> None:
         entries += [made.parts["tokens of a step"]["through the learner"], made.parts["work of a step"]["learn"]]
         entries += [made.parts["time of a step"][name] for name in ("step", "step, slowest", "steps per hour")]
         assert shown == [*map(amount, entries), "yes" if made.fits else "no"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--calls", "inf"),
+        ("--calls", "1e300"),
+        ("--turn-tokens", "inf", "--set", "episode.max_tokens=1" + "0" * 200),
+        ("--gpus", "9" * 400),
+        ("--set", "rollout.prompts=" + "9" * 400),
+        ("--set", "steps=" + "9" * 400),
+        ("--hardware", "slow.yaml"),
+    ],
+)
+def test_numbers_beyond_all_measure_are_one_line(
+    options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("slow.yaml").write_text("memory: 8.0e10\nbandwidth: 1.0e-300\nbfloat16: 1.0e-300\nfloat32: 1.0e-300\n")
+    done = CliRunner().invoke(app, ["plan", str(LAB.absolute()), "--model", "tiny", *options])
+    assert isinstance(done.exception, RecipeError), done.exception
+    assert "too large, or too small, for a plan" in str(done.exception)

@@ -9,6 +9,7 @@ another address, and every process of the run finds it there.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import errno
 import json
 import os
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ from paravt.config import VLLMEngineRecipe
 from paravt.engines.vllm import SpawnConfig, VLLMConfig, VLLMEngine, open_transfer
 from paravt.errors import DataError, RecipeError, VideoError
 from paravt.lab.corpus import write_corpus
+from paravt.launch import ray as launch
 from paravt.launch.decoders import Decoder, Decoders
 from paravt.launch.hosts import RayHosts
 from paravt.launch.ray import _reason
@@ -179,13 +182,27 @@ def test_what_cannot_be_is_one_line(
 
     assert refused("--ray", "local", "--decode-workers", "2").startswith("paravt: --decode-workers: the lab's videos")
     assert refused("--ray", "127.0.0.1:1").startswith("paravt: --ray 127.0.0.1:1: no Ray cluster there (")
+    assert refused("--ray", "a..b:1").startswith("paravt: --ray a..b:1: no Ray cluster there (")
     assert refused("--ray", "ray://head:10001").startswith("paravt: --ray ray://head:10001: not the address of")
     with lock_directory(tmp_path / "run"):
         assert refused("--ray", cluster.address).endswith("run: another process is running there")
+    with lock_directory(tmp_path / "run" / "ray"):  # its processes have not started yet, or start anew
+        assert refused("--ray", cluster.address).endswith("ray: another process is running there")
     assert not ray.is_initialized()
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "paravt.launch.ray")
     assert refused("--ray", "local") == "paravt: --ray needs Ray: pip install 'paravt[ray]'"
+
+
+def test_nobody_waits_for_machines_to_join_a_cluster_of_this_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_cluster", lambda address, wanted: nullcontext())
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 64.0})
+    command = ["rl", str(BASE / "full.yaml"), "--out", str(tmp_path), "--ray", "local", "--set", "model.device=cuda"]
+    with pytest.raises(SystemExit, match="2"):
+        main(command)
+    assert capsys.readouterr().err == "paravt: --ray local: this machine is too small (1 GPU, it has 0)\n"
 
 
 def test_ray_still_has_what_is_turned_off() -> None:
@@ -271,6 +288,26 @@ async def test_a_worker_that_is_lost_with_a_request(connected: None, tmp_path: P
     frame = (await asyncio.wait_for(decoders.aread(LONG, (2.0,), (64, 64)), PATIENCE)).frames[0]  # read here
     assert frame is not None
     assert decoders.asked_again == 3
+
+
+class Mortal(Decoder):
+    """Ends as native code does that meets the wrong bytes."""
+
+    async def info(self, path: str) -> Any:
+        if path.endswith("deadly.mp4"):
+            ctypes.string_at(0)
+        return await super().info(path)
+
+
+async def test_a_video_that_ends_whoever_reads_it_ends_no_run(connected: None) -> None:
+    """It ends two workers and a process for it alone, never one that learns; then nobody is asked again."""
+    actors = [ray.remote(num_cpus=1, max_restarts=-1)(Mortal).remote() for _ in range(2)]
+    decoders = Decoders(actors, Mortal)
+    for _ in range(3):
+        with pytest.raises(VideoError, match=r"deadly\.mp4: the processes that read it crash"):
+            await asyncio.wait_for(decoders.ainfo("deadly.mp4"), PATIENCE)
+    assert decoders.asked_again == 2
+    assert (await asyncio.wait_for(decoders.ainfo(LONG), PATIENCE)).duration > 100
 
 
 # ------------------------------------------------------------------ servers

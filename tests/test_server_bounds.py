@@ -231,3 +231,8 @@ async def test_a_cancellation_that_comes_with_the_answer_is_not_lost(
     assert done
     assert asking.cancelled()
     await server.close()
+
+
+def test_a_port_that_cannot_be_is_said_at_once() -> None:
+    with pytest.raises(EngineError, match="http://a:99999: a port is a number from 1 to 65535"):
+        bounds.JsonServer("http://a:99999", max_concurrency=1, max_retries=0, timeout=60)

@@ -8,8 +8,13 @@ no completion is of other weights than its version says. `test_vllm_real` says t
 from __future__ import annotations
 
 import asyncio
+import json
+import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+from fastapi.responses import Response
 from vllm_server import IMAGE_TOKENS, WARM, FakeVLLM, Make, frame, load, prompt, until
 
 from paravt.engines.base import Prompt
@@ -239,3 +244,96 @@ async def test_closing_fails_what_runs(vllm_model: QwenVL, fakes: list[FakeVLLM]
     await engine.close()
     with pytest.raises(EngineError, match="the engine was closed"):
         await asked
+
+
+# ---------------------------------------------------------------------------------------------------- odd servers
+
+
+def odd(change: Callable[[dict[str, Any]], object], also_canary: bool) -> type[FakeVLLM]:
+    """A server whose rollouts, or all of whose answers, have something else in a choice."""
+
+    class Odd(FakeVLLM):
+        async def generate(self, body: dict[str, Any]) -> Any:
+            answer = await super().generate(body)
+            settings = body["sampling_params"]
+            if isinstance(answer, dict) and settings["max_tokens"] > 1 and (also_canary or settings["temperature"] > 0):
+                change(answer["choices"][0])
+            return Response(json.dumps(answer), media_type="application/json")
+
+    return Odd
+
+
+def says(logprob: object) -> Callable[[dict[str, Any]], object]:
+    return lambda choice: choice["logprobs"]["content"][0].update(logprob=logprob)
+
+
+def samples(token: object) -> Callable[[dict[str, Any]], object]:
+    def change(choice: dict[str, Any]) -> None:
+        choice["token_ids"] = [token, *choice["token_ids"][1:]]
+        choice["logprobs"]["content"][0]["token_id"] = token
+
+    return change
+
+
+@pytest.mark.parametrize("canary", [False, True])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (says(math.nan), "a log-probability is 'NaN'"),
+        (says(math.inf), "a log-probability is 'Infinity'"),
+        (says(-math.inf), "a log-probability is '-Infinity'"),
+        (says(-(10**400)), "a log-probability is '-1000"),
+        (says(True), "a log-probability is 'true'"),
+        (says(0.5), r"a log-probability is '0\.5'"),
+        (samples(-5), "a token id is none of"),
+        (samples(1 << 40), "a token id is none of"),
+        (samples(True), "a token id is none of"),
+        (samples(100_000), "a token id is none of"),
+    ],
+)
+async def test_numbers_that_cannot_be_are_refused(
+    canary: bool, change: Any, said: str, vllm_model: QwenVL, make_engine: Make
+) -> None:
+    """NaN above all: it is neither above nor below any limit, and would pass for the learner's weights."""
+    server = odd(change, canary)(vllm_model.chat, IMAGE_TOKENS)
+    server.start()
+    try:
+        engine = make_engine([server])
+        if canary:
+            with pytest.raises(EngineError, match=said):
+                await load(engine, 1, 0.25)
+            return
+        await load(engine, 1, 0.25)
+        with pytest.raises(EngineError, match=said):
+            await engine.generate(prompt(vllm_model.chat, [frame(1)]), WARM)
+    finally:
+        server.kill()
+
+
+async def test_a_canary_that_was_not_ended_by_its_last_token_is_refused(vllm_model: QwenVL, make_engine: Make) -> None:
+    server = odd(lambda choice: choice.update(finish_reason="length"), True)(vllm_model.chat, IMAGE_TOKENS)
+    server.start()
+    try:
+        with pytest.raises(EngineError, match="says 'length', its last token says otherwise"):
+            await load(make_engine([server]), 1, 0.25)
+    finally:
+        server.kill()
+
+
+async def test_a_long_answer_is_no_fault_of_a_server(vllm_model: QwenVL, make_engine: Make) -> None:
+    """Of 30,000 tokens, with all that vLLM says of each."""
+
+    def change(choice: dict[str, Any]) -> None:
+        row = choice["logprobs"]["content"][0] | {"token": "token_id:27", "bytes": [0] * 40, "top_logprobs": []}
+        choice["token_ids"] = [row["token_id"]] * 30_000 + choice["token_ids"][-1:]
+        choice["logprobs"]["content"] = [row] * 30_000 + choice["logprobs"]["content"][-1:]
+
+    server = odd(change, False)(vllm_model.chat, IMAGE_TOKENS)
+    server.start()
+    try:
+        engine = make_engine([server])
+        await load(engine, 1, 0.25)
+        (completion,) = await engine.generate(prompt(vllm_model.chat), WARM)
+        assert len(completion.ids) == 30_001
+    finally:
+        server.kill()

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import pytest
 import torch
 import torch.distributed as dist
@@ -25,10 +27,11 @@ from paravt.config import RLRecipe, load_recipe
 from paravt.engines.vllm import VLLMConfig, VLLMEngine, open_transfer
 from paravt.engines.vllm.canary import Canary, difference
 from paravt.engines.vllm.transfer import _PATIENCE, Policy
-from paravt.errors import EngineError
+from paravt.errors import EngineError, RecipeError
 from paravt.lab import suite
 from paravt.lab.factory import train_rl
 from paravt.models import QwenVL, load_model
+from paravt.run_engine import open_vllm
 from paravt.watch import WatchConfig, check_mismatch
 
 SEQUENCE = [
@@ -152,6 +155,21 @@ async def test_a_stale_server_is_found_by_its_canary(
     await until(lambda: engine._members[1].ready)
 
 
+async def test_a_server_that_nobody_looks_after_is_a_bug_that_is_shown(
+    fakes: list[FakeVLLM], make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(fakes)
+    await load(engine, 1, 0.1)
+
+    async def broken() -> bool:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(engine._members[0].server, "healthy", broken)
+    await until(lambda: engine._members[0].task.done())  # type: ignore[union-attr]
+    with pytest.raises(KeyError, match="a bug"):
+        await load(engine, 2, 0.2)
+
+
 async def test_a_run_without_a_right_server_ends(fakes: list[FakeVLLM], make_engine: Make) -> None:
     engine = make_engine(fakes)
     await load(engine, 1, 0.1)
@@ -250,6 +268,19 @@ async def test_gloo_carries_tensors(tmp_path: Path) -> None:
     assert all(torch.equal(got[name], tensor) for name, tensor in weights.items())
 
 
+@pytest.mark.parametrize("address", ["no-such-host.invalid", "198.51.100.7"])
+async def test_a_wrong_address_for_gloo_holds_up_nobody(address: str, tmp_path: Path) -> None:
+    """Nobody can be reached there: the server's side finds out, while all the rest goes on."""
+    transfer = open_transfer("gloo", directory=tmp_path, address=address, device="cpu")
+
+    async def init(told: Any) -> None:
+        raise EngineError(f"the server cannot reach {told['host']}")
+
+    with pytest.raises(EngineError, match=f"cannot reach {address}|engine.address: {address}: cannot listen there"):
+        with anyio.fail_after(30):
+            await transfer.connect(1, init)
+
+
 def test_nccl_says_what_it_needs(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="nccl sends from a GPU, and the model is on cpu; use file or gloo"):
         open_transfer("nccl", directory=tmp_path, address="127.0.0.1", device="cpu")
@@ -270,10 +301,30 @@ def test_recipes_say_what_cannot_be() -> None:
         ({"engine": {"kind": "vllm", "servers": ["http://a"], "replicas": 2}}, "are for servers: spawn"),
         ({"engine": {"kind": "vllm", "servers": []}}, "at least 1"),
         ({"engine": {"kind": "vllm", "replicas": 2, "devices": ["0"]}}, "devices: 1 for 2 replicas"),
+        ({"engine": {"kind": "vllm", "servers": ["http://a", "http://b", "http://a/"]}}, "an address is there twice"),
+        ({"engine": {"kind": "vllm", "devices": [""]}}, "an entry names no GPU"),
+        ({"engine": {"kind": "vllm", "replicas": 2, "devices": ["0,1", "1,2"]}}, "a GPU is there twice"),
+        ({"engine": {"kind": "vllm", "transfer": "nccl"}}, "nccl is between GPUs; give devices"),
+        ({"engine": {"kind": "vllm", "environment": {"A=B": "1"}}}, "environment: a name"),
         ({"engine": {"kind": "remote"}}, "'local', 'vllm'"),
     ):
         with pytest.raises(ValueError, match=said):
             recipe(**changes)
+
+
+def test_servers_that_share_a_gpu_say_how() -> None:
+    shared = {"replicas": 2, "devices": ["0", "0"], "arguments": ["--gpu-memory-utilization", "0.4"]}
+    assert recipe(engine={"kind": "vllm", **shared}).engine.kind == "vllm"
+
+
+def test_servers_are_not_spawned_for_several_machines(tmp_path: Path) -> None:
+    """They listen on one, and the processes of the others would ask their own."""
+    spawning = recipe(engine={"kind": "vllm"})
+    model = load_model(shipped_model())
+    ranks = SimpleNamespace(first=True, size=4, size_here=2)
+    learner = SimpleNamespace(config=SimpleNamespace(param_dtype=None))
+    with pytest.raises(RecipeError, match="spawn is for one machine"):
+        open_vllm(spawning, spawning.engine, model, tmp_path, ranks, learner)  # type: ignore[arg-type]
 
 
 def test_a_mismatch_ends_the_run_with_the_reason() -> None:

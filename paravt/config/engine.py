@@ -63,6 +63,17 @@ class VLLMEngineRecipe(Strict):
     def _possible(self) -> VLLMEngineRecipe:
         if self.servers != "spawn" and {"replicas", "python", "arguments", "environment", "devices"} & self.changed:
             raise ValueError("replicas, python, arguments, environment and devices are for servers: spawn")
+        if self.servers != "spawn" and len({url.rstrip("/") for url in self.servers}) < len(self.servers):
+            raise ValueError("servers: an address is there twice; two updates of a server at a time would mix")
+        if any("=" in name or not name or "\0" in name + value for name, value in self.environment.items()):
+            raise ValueError("environment: a name is empty or has '=' in it, or there is a zero byte")
+        gpus = [gpu.strip() for each in self.devices for gpu in each.split(",")]
+        if not all(gpus):
+            raise ValueError("devices: an entry names no GPU; for servers on the CPU leave devices out")
+        if len(set(gpus)) < len(gpus) and "--gpu-memory-utilization" not in " ".join(self.arguments):
+            raise ValueError("devices: a GPU is there twice; servers that share one need --gpu-memory-utilization")
+        if self.servers == "spawn" and self.transfer == "nccl" and not self.devices:
+            raise ValueError("transfer: nccl is between GPUs; give devices, or use file or gloo")
         if self.devices and len(self.devices) != self.replicas:
             raise ValueError(f"devices: {len(self.devices)} for {self.replicas} replicas")
         return self

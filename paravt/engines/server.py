@@ -73,6 +73,7 @@ class JsonServer:
         timeout: float,
         on_request: Callable[[], None] = lambda: None,
         api: str = "/v1",
+        max_bytes: int = MAX_BYTES,
     ) -> None:
         try:
             address = httpx2.URL(url)
@@ -80,9 +81,11 @@ class JsonServer:
             raise EngineError(f"{url}: no server address ({error})") from error
         if address.scheme not in ("http", "https") or not address.host:
             raise EngineError(f"{url}: a server address starts with http:// or https://")
+        if not 0 < (address.port or 80) < 1 << 16:
+            raise EngineError(f"{url}: a port is a number from 1 to 65535")
         self.url = url.rstrip("/") if address.path.strip("/") else url.rstrip("/") + api
         self._max_concurrency, self._max_retries, self._timeout = max_concurrency, max_retries, timeout
-        self._on_request = on_request
+        self._on_request, self._max_bytes = on_request, max_bytes
         self._connections: dict[asyncio.AbstractEventLoop, tuple[_Connection, AsyncGenerator[_Connection, None]]] = {}
 
     async def request(self, method: str, path: str, body: Callable[[], bytes] | None = None) -> bytes:
@@ -144,8 +147,8 @@ class JsonServer:
         received = bytearray()
         async for chunk in response.aiter_raw():  # as it comes: what is unpacked could be of any size
             received += chunk
-            if len(received) > MAX_BYTES:
-                raise EngineError(f"{self.url}: an answer of more than {MAX_BYTES} bytes; is this a chat server?")
+            if len(received) > self._max_bytes:
+                raise EngineError(f"{self.url}: an answer of more than {self._max_bytes} bytes; is this a chat server?")
         return bytes(received)
 
     async def _connect(self) -> _Connection:

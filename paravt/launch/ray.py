@@ -98,11 +98,14 @@ def start(
     marker = out / "ray" / uuid.uuid4().hex
     wanted = _wanted(recipe, processes, decode_workers)
     os.environ.setdefault(_START_TIMEOUT, str(_STARTING))
-    with _cluster(address, wanted):
+    # of the command, also between attempts: another one would take away what this one's processes look for
+    with lock_directory(out / "ray"), _cluster(address, wanted):
         has = ray.cluster_resources()
         if missing := [
             f"{n:g} {what}, it has {has.get(what, 0):g}" for what, n in wanted.items() if has.get(what, 0) < n
         ]:
+            if address == "local":  # nobody can join it
+                raise RecipeError(f"--ray local: this machine is too small ({'; '.join(missing)})")
             say(f"the run wants more of the cluster than there is now ({'; '.join(missing)}): waiting for machines")
         reader = Decoders.place(decode_workers) if decode_workers else None
         try:
@@ -233,7 +236,7 @@ def _check(address: str) -> None:
         raise RecipeError(f"--ray {address}: not the address of a cluster's head (host:port), nor auto or local")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT).close()
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:  # the last: of a name like a..b
         raise RecipeError(
             f"--ray {address}: no Ray cluster there ({error}); start one with ray start --head"
         ) from error

@@ -186,6 +186,8 @@ class VLLMEngine:
         else:
             await self._follow(version)
         for member in self._members:
+            if member.task is not None and member.task.done():
+                member.task.result()  # raises: it ends by a bug alone, and nobody would look after the server any more
             if member.task is None:
                 member.task = asyncio.create_task(self._attend(member))
 
@@ -317,6 +319,7 @@ class VLLMEngine:
         ((completion, label),) = await server.generate(ask(self._canary_prompt, SAMPLING, 1, self.chat))
         if label != policy.label:
             raise EngineError(f"it samples with the weights {label} after an update to {policy.label}")
+        self.chat.check(completion)
         assert completion.logprobs is not None
         member.policy, member.canary = policy, Canary(completion.ids, completion.logprobs)
 

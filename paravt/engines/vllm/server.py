@@ -13,13 +13,15 @@ from paravt.engines.base import Completion
 from paravt.engines.replies import NotThat, as_list, as_object, read_json, short
 from paravt.engines.server import JsonServer
 from paravt.engines.vllm.transfer import Policy, Transfer
-from paravt.engines.vllm.wire import Asked, DataUrls, read_answer, request_body
+from paravt.engines.vllm.wire import Asked, DataUrls, is_logprob, read_answer, request_body
 from paravt.errors import EngineError
 
 _LOOK = 30.0
 """Seconds for an answer to a simple question; a server on a busy machine can take some."""
 _UNBOUNDED = 1 << 20
 """Connections: the pool bounds requests, with the server's own limit."""
+_LONGEST = 64 * 2**20
+"""Bytes of an answer: about 200 for each sampled token, and the prompt."""
 FLAGS = "start it with the flags of docs/scale.md"
 
 
@@ -31,11 +33,12 @@ class VLLMServer:
     """
 
     def __init__(self, url: str, chat: TokenChat, banned: Sequence[int], urls: DataUrls, timeout: float) -> None:
-        connect = partial(JsonServer, url, max_concurrency=_UNBOUNDED, api="")
+        connect = partial(JsonServer, url, max_concurrency=_UNBOUNDED, api="", max_bytes=_LONGEST)
         self._requests, self._looks = connect(max_retries=1, timeout=timeout), connect(max_retries=1, timeout=_LOOK)
         self._orders = connect(max_retries=0, timeout=timeout)
         self.url = self._requests.url
         self._chat, self._banned, self._urls = chat, banned, urls
+        self._vocabulary = len(chat.tokenizer)
         self._model = ""
         self.context_limit = 0
 
@@ -54,7 +57,7 @@ class VLLMServer:
             if len(rows) != 1:
                 raise NotThat(f"{len(rows)} models; one is wanted, without adapters of its own")
             name, limit = rows[0].get("id"), rows[0].get("max_model_len")
-            if not isinstance(name, str) or not isinstance(limit, int):
+            if not isinstance(name, str) or not isinstance(limit, int) or limit < 2:
                 raise NotThat(f"id {short(name)}, max_model_len {short(limit)}")
         except NotThat as error:
             raise EngineError(f"{self.url}: not a list of models: {error}; is this a vLLM server?") from error
@@ -67,7 +70,7 @@ class VLLMServer:
             return request_body(self._model, asked, self._chat, self._banned, self._urls)
 
         answer = await self._requests.request("POST", "/inference/v1/generate", body)
-        return read_answer(self.url, answer, asked, self._chat)
+        return read_answer(self.url, answer, asked, self._chat, self._vocabulary)
 
     async def check_logprobs(self, prompt_ids: Sequence[int]) -> None:
         """Are log-probabilities those of the distribution that is sampled from (bias and temperature applied)?
@@ -85,7 +88,7 @@ class VLLMServer:
             logprob = as_object(row, "logprobs.content").get("logprob")
         except (NotThat, ValueError) as error:
             raise EngineError(f"{self.url}: not an answer of /inference/v1/generate: {error}") from error
-        if not isinstance(logprob, (int, float)) or logprob < -1e-3:
+        if not is_logprob(logprob) or logprob < -1e-3:
             raise EngineError(f"{self.url}: not the log-probabilities that it samples from; {FLAGS} (--logprobs-mode)")
 
     # ------------------------------------------------------------------ weights

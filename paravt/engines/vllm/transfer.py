@@ -124,11 +124,14 @@ class GlooTransfer:
     async def connect(self, workers: int, init: Post) -> Any:
         size = workers + 1
         try:
+            await asyncio.get_running_loop().getaddrinfo(self._address, None)
+            # It listens at all addresses. That of the machine is for the server: from here it may be out of reach, and
+            # torch would try it for minutes, with nothing else going on.
             store = dist.TCPStore(  # type: ignore[attr-defined]
-                self._address, 0, size, is_master=True, timeout=_PATIENCE, wait_for_workers=False
+                "127.0.0.1", 0, size, is_master=True, timeout=_PATIENCE, wait_for_workers=False
             )
-        except (RuntimeError, ValueError) as error:
-            raise EngineError(f"gloo: {self._address}: cannot listen there: {first_line(error)}") from error
+        except (OSError, RuntimeError, ValueError) as error:
+            raise EngineError(f"engine.address: {self._address}: cannot listen there: {first_line(error)}") from error
         told = {"host": self._address, "port": store.port, "world_size": size, "rank_offset": 1}
 
         def join() -> Any:
@@ -168,7 +171,11 @@ class NcclTransfer:
         return None
 
     async def connect(self, workers: int, init: Post) -> Any:
-        told = {"master_address": self._address, "master_port": free_port(self._address), "world_size": workers + 1}
+        try:
+            port = await asyncio.to_thread(free_port, self._address)
+        except (OSError, ValueError) as error:
+            raise EngineError(f"engine.address: {self._address}: cannot listen there: {first_line(error)}") from error
+        told = {"master_address": self._address, "master_port": port, "world_size": workers + 1}
 
         def join() -> Any:
             torch.cuda.set_device(self._device)

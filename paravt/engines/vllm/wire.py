@@ -14,7 +14,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from PIL import Image
 
@@ -134,8 +134,11 @@ def request_body(model: str, asked: Asked, chat: TokenChat, banned: Sequence[int
     return json.dumps(body).encode()
 
 
-def read_answer(url: str, body: bytes, asked: Asked, chat: TokenChat) -> list[tuple[Completion, str | None]]:
-    """The n completions in the body of a response, each with the name of the weights that sampled it.
+def read_answer(
+    url: str, body: bytes, asked: Asked, chat: TokenChat, vocabulary: int
+) -> list[tuple[Completion, str | None]]:
+    """The n completions in the body of a response, each with the name of the weights that sampled it. `vocabulary`:
+    token ids are below it.
 
     Their `policy_version` is not set (-1): who knows the names of versions sets it. Raises EngineError if the body is
     none, and PromptMismatch if the prompt in it is not the one that was asked.
@@ -149,23 +152,29 @@ def read_answer(url: str, body: bytes, asked: Asked, chat: TokenChat) -> list[tu
         choices = as_list(answer.get("choices"), "choices")
         if len(choices) != asked.n:
             raise NotThat(f"{len(choices)} choices instead of {asked.n}")
-        found = [_choice(as_object(choice, "a choice"), asked, chat, cached.get("cached_tokens")) for choice in choices]
+        count = cached.get("cached_tokens")
+        found = [_choice(as_object(choice, "a choice"), asked, chat, vocabulary, count) for choice in choices]
     except NotThat as error:
         raise EngineError(f"{url}: not an answer of /inference/v1/generate: {error}") from error
     return found
 
 
-def _choice(choice: Mapping[str, Any], asked: Asked, chat: TokenChat, cached: object) -> tuple[Completion, str | None]:
+def _choice(
+    choice: Mapping[str, Any], asked: Asked, chat: TokenChat, vocabulary: int, cached: object
+) -> tuple[Completion, str | None]:
     finish = choice.get("finish_reason")
     if finish not in ("stop", "length"):
         raise NotThat(f"finish_reason is {short(finish)}")
     ids = as_list(choice.get("token_ids"), "token_ids")
     rows = as_list(as_object(choice.get("logprobs"), "logprobs").get("content"), "logprobs.content")
     pairs = [(as_object(row, "logprobs.content").get("token_id"), row.get("logprob")) for row in rows]
-    if not all(isinstance(token, int) for token in ids) or [token for token, _ in pairs] != ids:
+    if not all(type(token) is int and 0 <= token < vocabulary for token in ids):
+        raise NotThat(f"a token id is none of {vocabulary}; it serves another model")
+    if [token for token, _ in pairs] != ids:
         raise NotThat("token_ids and those of logprobs differ; start the server with the flags of docs/scale.md")
-    if not all(isinstance(logprob, (int, float)) for _, logprob in pairs):
-        raise NotThat("a log-probability is no number")
+    for _, logprob in pairs:
+        if not is_logprob(logprob):
+            raise NotThat(f"a log-probability is {short(logprob)}")
     spans = as_list(choice.get("weight_versions") or [], "weight_versions")
     labels = {str(as_object(span, "weight_versions").get("version")) for span in spans}
     if len(labels) > 1:
@@ -182,6 +191,11 @@ def _choice(choice: Mapping[str, Any], asked: Asked, chat: TokenChat, cached: ob
     return completion, next(iter(labels), None)
 
 
+def is_logprob(value: object) -> TypeGuard[float]:
+    """JSON of Python's makes NaN and infinity, too, which no comparison with a limit would find."""
+    return type(value) in (int, float) and -1e9 < value <= 1e-3
+
+
 def _difference(url: str, echoed: Sequence[object], asked: Asked, chat: TokenChat) -> str:
     """In words, with the likeliest reason."""
     ours, theirs = list(asked.ids).count(chat.image_id), list(echoed).count(chat.image_id)
@@ -190,5 +204,6 @@ def _difference(url: str, echoed: Sequence[object], asked: Asked, chat: TokenCha
             f"{url}: the server made {theirs} placeholders of {len(asked.images)} images, we {ours}: it resizes frames;"
             " start it with the --mm-processor-kwargs of docs/scale.md"
         )
-    at = next((i for i, (a, b) in enumerate(zip(asked.ids, echoed, strict=False)) if a != b), min(ours, theirs))
+    shorter = min(len(echoed), len(asked.ids))
+    at = next((i for i, (a, b) in enumerate(zip(asked.ids, echoed, strict=False)) if a != b), shorter)
     return f"{url}: the server's prompt differs from ours at token {at} (lengths {len(echoed)} and {len(asked.ids)})"

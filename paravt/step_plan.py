@@ -8,7 +8,7 @@ engines, the optimizer's own work, refills of groups that teach nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from paravt.config import RLRecipe

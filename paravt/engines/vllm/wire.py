@@ -193,7 +193,7 @@ def _choice(
 
 def is_logprob(value: object) -> TypeGuard[float]:
     """JSON of Python's makes NaN and infinity, too, which no comparison with a limit would find."""
-    return type(value) in (int, float) and -1e9 < value <= 1e-3
+    return type(value) in (int, float) and -1e9 < value <= 1e-3  # type: ignore[operator]
 
 
 def _difference(url: str, echoed: Sequence[object], asked: Asked, chat: TokenChat) -> str:

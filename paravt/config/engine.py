@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from paravt.config.base import Positive, Strict
-from paravt.engines.vllm.engine import VLLMConfig
+from paravt.engines.vllm.config import VLLMConfig
 from paravt.engines.vllm.transfer import Backend
 
 Seconds = Annotated[float, Field(gt=0)]

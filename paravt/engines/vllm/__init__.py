@@ -1,6 +1,7 @@
 """The vLLM engine; see `engine`."""
 
-from paravt.engines.vllm.engine import Learner, VLLMConfig, VLLMEngine
+from paravt.engines.vllm.config import VLLMConfig
+from paravt.engines.vllm.engine import Learner, VLLMEngine
 from paravt.engines.vllm.spawn import (
     CPU_ARGUMENTS,
     WORKER_DIRECTORY,

@@ -24,6 +24,7 @@ import torch
 from paravt.chat import TokenChat
 from paravt.engines.base import Completion, Prompt, Sampling
 from paravt.engines.vllm.canary import SAMPLING, Canary, canary_prompt, canary_row, difference, distinct
+from paravt.engines.vllm.config import VLLMConfig
 from paravt.engines.vllm.pool import Member, Pool
 from paravt.engines.vllm.server import VLLMServer
 from paravt.engines.vllm.spawn import Spawned
@@ -53,24 +54,6 @@ class Learner(Protocol):
 
     async def score(self, rows: Sequence[Row]) -> list[np.ndarray]:
         """Log-probabilities (T,) of rows at temperature 1."""
-
-
-@dataclass(frozen=True)
-class VLLMConfig:
-    max_concurrency: int = 64
-    """Requests of this process at a time, at each server."""
-    tries: int = 3
-    """Servers that a request is sent to before it fails."""
-    timeout: float = 600.0
-    """Seconds for a request, and for each step of an update."""
-    patience: float = 600.0
-    """Seconds to wait for a server while there is none; what fails then is unscored."""
-    start_timeout: float = 600.0
-    """Seconds for a server to become healthy."""
-    health_every: float = 5.0
-    """Seconds between two health checks of a server."""
-    canary_tolerance: float = 1e-3
-    """How far a server's log-probabilities of the canary may be from the learner's."""
 
 
 @dataclass(eq=False)
@@ -187,7 +170,8 @@ class VLLMEngine:
             await self._follow(version)
         for member in self._members:
             if member.task is not None and member.task.done():
-                member.task.result()  # raises: it ends by a bug alone, and nobody would look after the server any more
+                ended, member.task = member.task, None
+                ended.result()  # raises: it ends by a bug alone, and nobody would look after the server any more
             if member.task is None:
                 member.task = asyncio.create_task(self._attend(member))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
+import runpy
 import sys
 import time
 from collections.abc import Callable
@@ -200,6 +201,5 @@ class _Run:
 
 
 if __name__ == "__main__":  # `torchrun -m paravt.rl RECIPE --out DIR`
-    from paravt.cli import main
-
-    main(["rl", *sys.argv[1:]])
+    sys.argv.insert(1, "rl")
+    runpy.run_module("paravt", run_name="__main__")

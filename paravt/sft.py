@@ -5,6 +5,7 @@ A recipe is a list of stages, each on files of rows (`sft_rows`) or on the lab's
 
 from __future__ import annotations
 
+import runpy
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -94,6 +95,5 @@ def _reload(checkpoint: Path, recipe: SFTRecipe, ranks: Ranks) -> QwenVL:
 
 
 if __name__ == "__main__":  # `torchrun -m paravt.sft RECIPE --out DIR`
-    from paravt.cli import main
-
-    main(["sft", *sys.argv[1:]])
+    sys.argv.insert(1, "sft")
+    runpy.run_module("paravt", run_name="__main__")

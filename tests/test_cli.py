@@ -142,3 +142,11 @@ def test_lab_video_writes_a_long_video(tmp_path: Path) -> None:
     assert (tmp_path / "v.mp4").stat().st_size > 100_000
     lines = done.stdout.splitlines()
     assert 4 <= len(lines) == len(set(lines))
+
+
+@pytest.mark.parametrize("loop", ["rl", "sft"])
+def test_a_training_loop_is_a_command_too(loop: str, tmp_path: Path) -> None:
+    """`torchrun -m paravt.rl RECIPE --out DIR` is what one tries first."""
+    command = [sys.executable, "-m", f"paravt.{loop}", "none.yaml", "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stderr) == (2, "paravt: none.yaml: No such file or directory\n")

@@ -25,7 +25,11 @@ _PATIENCE = 240
 
 
 def start(arguments: Sequence[object]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", "from paravt.cli import main; main()", *map(str, arguments)]
+    # Ctrl-C reaches it also where a shell started the tests in the background, and so told them to ignore it
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from paravt.cli import main; main()"
+    )
+    command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -88,7 +92,7 @@ def test_killed_copies_are_finished(root: Path, large: Path, tmp_path: Path) -> 
 def test_a_stopped_copy_leaves_nothing(root: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     # one that ends by itself leaves something, so it must not be done before the signal is there
-    large = write_lines(tmp_path / "a.jsonl", good_rows()[:3] * 60_000)
+    large = write_lines(tmp_path / "a.jsonl", good_rows()[:3] * 20_000)
     code, said = stopped(
         ["data", "materialize", large, out, "--root", root],
         lambda: (out / ".a.jsonl.partial").exists(),

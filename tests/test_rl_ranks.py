@@ -252,5 +252,5 @@ def first_draws(count: int) -> list[Any]:
 
 
 def test_deterministic_runs_do_not_run_ahead() -> None:
-    with pytest.raises(RecipeError, match=r"rollout\.max_staleness must be 0"):
+    with pytest.raises(RecipeError, match=r"do not run ahead: set deterministic: false or rollout\.max_staleness: 0"):
         recipe("rollout.max_staleness=1")

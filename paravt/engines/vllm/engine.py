@@ -268,11 +268,9 @@ class VLLMEngine:
         process = member.process
         if process is not None and not await asyncio.to_thread(lambda: process.alive):
             await asyncio.to_thread(process.start)
-        url = member.url if process is None else await asyncio.to_thread(lambda: process.url)
-        server = await self._find(member, url)
         clock = asyncio.get_running_loop().time
         started = said = clock()
-        while not await server.healthy():
+        while not await (server := await self._server_of(member)).healthy():
             if process is not None and not await asyncio.to_thread(lambda: process.alive):
                 words = await asyncio.to_thread(process.last_words)
                 raise EngineError(f"the server did not start: {words}")
@@ -289,6 +287,13 @@ class VLLMEngine:
         if self._transfer is not None:
             member.connection = await server.connect(self._transfer)
         member.known = True
+
+    async def _server_of(self, member: _Standing) -> VLLMServer:
+        """Where it is now: a process that was asked at a bad moment may not have known."""
+        process = member.process
+        return (
+            member.server if process is None else await self._find(member, await asyncio.to_thread(lambda: process.url))
+        )
 
     async def _install(self, member: _Standing, policy: Policy) -> None:
         """Up to the canary of a policy. Raises EngineError."""

@@ -202,6 +202,43 @@ async def test_a_server_that_never_was_there_is_waited_for_so_long(fakes: list[F
     fakes[0].start()
 
 
+class Moving:
+    """A spawned server that is somewhere else when it has been asked for a while."""
+
+    alive = True
+
+    def __init__(self, later: str) -> None:
+        self.later, self.asked = later, 0
+
+    @property
+    def url(self) -> str:
+        self.asked += 1
+        return "http://127.0.0.1:9" if self.asked < 4 else self.later
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def last_words(self) -> str:
+        return ""
+
+
+async def test_a_server_that_moves_while_it_is_waited_for_is_found(
+    vllm_model: QwenVL, fakes: list[FakeVLLM], tmp_path: Path
+) -> None:
+    transfer = open_transfer("file", directory=tmp_path, address="127.0.0.1", device="cpu")
+    config = VLLMConfig(**(QUICK | dict(start_timeout=600.0, patience=600.0)))  # type: ignore[arg-type]
+    moving = Moving(fakes[0].url)
+    engine = VLLMEngine(vllm_model.chat, vllm_model.banned_ids, Learner(), transfer, config, processes=[moving])
+    try:
+        with anyio.fail_after(60):
+            await load(engine, 1, 0.1)
+        assert engine._members[0].url == fakes[0].url
+        assert engine._members[0].ready
+    finally:
+        await engine.close()
+
+
 async def test_several_processes_share_what_the_first_one_moves(
     vllm_model: QwenVL, fakes: list[FakeVLLM], tmp_path: Path
 ) -> None:
